@@ -1,0 +1,13 @@
+# pspnet_r18_digits.py with a channel gate in every block, without coupling.
+_base_ = 'pspnet_r18_digits.py'
+model = dict(
+    backbone=dict(
+        type='GatedResNetV1c',
+        # Batch norm over the eight pooled vectors of a batch is noise.
+        gate=dict(type='BinConcreteGate', norm_cfg=dict(type='LN'))))
+optim_wrapper = dict(paramwise_cfg=dict(custom_keys={'gate': dict(decay_mult=0.)}))
+custom_hooks = [
+    dict(type='L0Hook', rho=dict(start=0, end=4, value=0.4)),
+    dict(type='BatchShapingHook', zeta=dict(start=0, end=8, begin=0.005, value=0), history=7),
+    dict(type='GatedMACsHook'),
+]

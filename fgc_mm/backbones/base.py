@@ -1,0 +1,324 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""What all gated backbones and their blocks have in common."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import ClassVar, Optional, Union
+
+import torch
+import torch.nn as nn
+import torch.utils.checkpoint as cp
+from mmengine.logging import print_log
+from mmengine.model import BaseModule
+from mmengine.registry import MODELS
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ..gates import Gate, GateSite, find_gates, match_blocks
+from ..gates.utils import Layers
+
+Activation = Callable[[Tensor], Tensor]
+ApplyGate = Callable[[str, Tensor, Activation], Tensor]
+InitCfg = Union[dict, Sequence[dict], None]
+
+
+class GatedBlock(BaseModule):
+    """A block whose convolutions can be gated.
+
+    A subclass calls :meth:`add_gate` once for every convolution that may be
+    gated, writes its computation as ``body(x, gated)`` and runs it by
+    ``self.run_gated(self.body, x)``. Inside, ``gated(name, feature, act)``
+    stands where the activation would: it activates the feature, notes its
+    pooled value and applies the mask of the gate ``name``; without such a gate
+    it only activates. Because gates are evaluated before ``body``, it can be
+    checkpointed.
+
+    Args:
+        with_cp (bool): Recompute ``body`` in the backward pass to save memory.
+            Defaults to False.
+        init_cfg (dict, optional): Initialization config. Defaults to None.
+    """
+
+    def __init__(self, with_cp: bool = False, init_cfg: InitCfg = None) -> None:
+        super().__init__(init_cfg=init_cfg)
+        self.with_cp = with_cp
+        self._sites: list[GateSite] = []
+
+    def add_gate(
+        self,
+        name: str,
+        cfg: Optional[dict],
+        in_channels: int,
+        channels: int,
+        produces: Sequence[str],
+        consumes: Sequence[str],
+        norm: str,
+    ) -> None:
+        """Build a gate and remember its place.
+
+        Args:
+            name (str): Name of the gate, ``'gate1'`` for ``conv1`` and so on.
+            cfg (dict, optional): Config of the gate without its widths; None
+                leaves the convolution ungated.
+            in_channels (int): Channels of the block input.
+            channels (int): Channels of the gated feature.
+            produces (Sequence[str]): Convolutions whose output it switches.
+            consumes (Sequence[str]): Convolutions whose input it switches.
+            norm (str): The last normalisation before the mask.
+        """
+        if cfg is None:
+            return
+        self.add_module(name, build_gate(cfg, in_channels, channels))
+        self._sites.append(GateSite(name, tuple(produces), tuple(consumes), norm))
+
+    def gate_sites(self) -> list[GateSite]:
+        """Where the gates of this block sit, in the order they are applied."""
+        return list(self._sites)
+
+    def gates(self) -> dict[str, Gate]:
+        """The gates of this block by name."""
+        return {site.gate: getattr(self, site.gate) for site in self._sites}
+
+    def run_gated(self, body: Callable[[Tensor, ApplyGate], Tensor], x: Tensor) -> Tensor:
+        """Evaluate the gates on ``x``, then run ``body`` under their masks.
+
+        Args:
+            body (Callable): ``body(x, gated) -> out``.
+            x (Tensor): The block input, which all gates of the block read.
+
+        Returns:
+            Tensor: What ``body`` returns.
+        """
+        gates = self.gates()
+        multipliers: list[Tensor] = []
+        if gates:
+            pooled = next(iter(gates.values())).pool(x)
+            multipliers = [gate(pooled) for gate in gates.values()]
+
+        def inner(x: Tensor, *multipliers: Tensor) -> tuple[Tensor, ...]:
+            values = dict(zip(gates, multipliers, strict=True))
+            features: dict[str, Tensor] = {}
+
+            def gated(name: str, feature: Tensor, act: Activation) -> Tensor:
+                if name not in values:
+                    return act(feature)
+                out, features[name] = gates[name].activate(feature, values[name], act)
+                return out
+
+            out = body(x, gated)
+            return (out, *(features[name] for name in values))
+
+        differentiable = any(t.requires_grad for t in (x, *multipliers))
+        if self.with_cp and differentiable and torch.is_grad_enabled():
+            out, *features = cp.checkpoint(inner, x, *multipliers, use_reentrant=False)
+        else:
+            out, *features = inner(x, *multipliers)
+        for gate, feature in zip(gates.values(), features, strict=True):
+            gate.note_feature(feature)
+        return out
+
+
+def build_gate(cfg: dict, in_channels: int, channels: int) -> Gate:
+    """Build a gate of the given widths from its config.
+
+    Args:
+        cfg (dict): Config of the gate, such as ``dict(type='BinConcreteGate')``.
+        in_channels (int): Channels of the block input.
+        channels (int): Channels of the gated feature.
+
+    Returns:
+        Gate: The gate.
+    """
+    widths = dict(in_channels=in_channels, channels=channels)
+    for key, width in widths.items():
+        if cfg.get(key, width) != width:
+            raise ValueError(
+                f'gate: {key}={cfg[key]} does not match the convolution, which needs {width}; '
+                'leave it out, the backbone fills it in'
+            )
+    with MODELS.switch_scope_and_registry(cfg.get('_scope_')) as registry:
+        kind = registry.get(cfg['type']) if isinstance(cfg['type'], str) else cfg['type']
+    if not _is_gate(kind):
+        known = [name for name, cls in MODELS.module_dict.items() if _is_gate(cls)]
+        problem = 'is not registered' if kind is None else 'is no gate'
+        raise (KeyError if kind is None else TypeError)(
+            f'gate: type={cfg["type"]!r} {problem}; choose from {", ".join(known)}'
+        )
+    return MODELS.build({**cfg, **widths})
+
+
+def _is_gate(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Gate)
+
+
+class GatedBackbone(BaseModule):
+    """Base of the gated backbones: which blocks are gated, freezing, weights.
+
+    A subclass calls :meth:`set_blocks` with the names of all its blocks, builds
+    each block with ``gate=self.gate_of(name)``, uses mmengine's ``Sequential``
+    for stages (so that ``init_weights`` reaches the gates), implements
+    :meth:`frozen_modules` and ends its ``__init__`` with
+    ``self._freeze_stages()``.
+
+    Args:
+        gate (dict, optional): Config of the gates; None builds the dense
+            network. Defaults to ``dict(type='BinConcreteGate')``.
+        gated_blocks (str | Sequence): ``'all'``, ``'last_stage'``, or names of
+            stages (``'layer4'``), names (``'layer3.1'``) or indices (-1 the
+            last) of blocks. Defaults to 'all'.
+        gated_convs (str | Sequence[str], optional): Which convolutions of a
+            block are gated, ``'conv1'`` and so on; None or ``'all'`` means all
+            that can be. Defaults to None.
+        frozen_stages (int): Stem (0) and stages up to this number are frozen,
+            -1 freezes nothing. Defaults to -1.
+        norm_eval (bool): Keep batch norm in evaluation mode while training.
+            Defaults to False.
+        with_cp (bool): Checkpoint the blocks. Defaults to False.
+        gates_follow_freeze (bool): Apply ``frozen_stages`` and ``norm_eval`` to
+            gates as well. Defaults to False: gates learn.
+        pretrained (str, optional): Weights to start from, the same as
+            ``init_cfg=dict(type='Pretrained', checkpoint=...)``.
+            Defaults to None.
+        init_cfg (dict | list[dict], optional): Initialization config.
+            Defaults to None, which takes ``default_init_cfg``.
+    """
+
+    default_init_cfg: ClassVar[list[dict]] = [
+        dict(type='Kaiming', layer='Conv2d'),
+        dict(type='Constant', val=1, layer=['_BatchNorm', 'GroupNorm']),
+    ]
+    gateable_convs: tuple[str, ...] = ('conv1',)
+
+    def __init__(
+        self,
+        gate: Optional[dict] = dict(type='BinConcreteGate'),
+        gated_blocks: Layers = 'all',
+        gated_convs: Union[str, Sequence[str], None] = None,
+        frozen_stages: int = -1,
+        norm_eval: bool = False,
+        with_cp: bool = False,
+        gates_follow_freeze: bool = False,
+        pretrained: Optional[str] = None,
+        init_cfg: InitCfg = None,
+    ) -> None:
+        name = type(self).__name__
+        if pretrained is not None:
+            if not isinstance(pretrained, str):
+                raise TypeError(f'{name}: pretrained={pretrained!r} must be a str or None')
+            if init_cfg:
+                raise ValueError(f'{name}: give either pretrained={pretrained!r} or init_cfg')
+            init_cfg = dict(type='Pretrained', checkpoint=pretrained)
+        super().__init__(init_cfg=init_cfg or self.default_init_cfg)
+        self.from_scratch = not init_cfg
+        if gate is not None and (not isinstance(gate, dict) or 'type' not in gate):
+            raise TypeError(
+                f"{name}: gate={gate!r} must be a dict such as dict(type='BinConcreteGate'), or "
+                'None for the dense network'
+            )
+        self.gate = copy.deepcopy(gate)
+        self.gated_blocks = gated_blocks
+        gated_convs = 'all' if gated_convs is None else gated_convs
+        self.gated_convs = (gated_convs,) if isinstance(gated_convs, str) else tuple(gated_convs)
+        self.frozen_stages = frozen_stages
+        self.norm_eval = norm_eval
+        self.with_cp = with_cp
+        self.gates_follow_freeze = gates_follow_freeze
+        self.block_names: list[str] = []
+        self.gated_block_names: list[str] = []
+
+    def set_blocks(
+        self, names: Sequence[str], gateable_convs: Optional[Sequence[str]] = None
+    ) -> None:
+        """Tell the names of all blocks, before they are built.
+
+        Args:
+            names (Sequence[str]): ``'layer1.0'`` and so on, in network order.
+            gateable_convs (Sequence[str], optional): Convolutions of a block
+                that can be gated. Defaults to None, the class's own.
+        """
+        if gateable_convs is not None:
+            self.gateable_convs = tuple(gateable_convs)
+        self.block_names = list(names)
+        if self.gated_convs == ('all',):
+            self.gated_convs = self.gateable_convs
+        if not self.gated_convs or not set(self.gated_convs) <= set(self.gateable_convs):
+            raise ValueError(
+                f'{type(self).__name__}: gated_convs={self.gated_convs} must be some of '
+                f'{self.gateable_convs}'
+            )
+        if self.gate is not None:
+            self.gated_block_names = match_blocks(self.gated_blocks, names, 'gated_blocks')
+
+    def gate_of(self, block_name: str) -> Optional[dict]:
+        """Config of a block's gates, None if the block is not gated."""
+        return self.gate if block_name in self.gated_block_names else None
+
+    @abstractmethod
+    def frozen_modules(self) -> Iterable[nn.Module]:
+        """The modules ``frozen_stages`` freezes."""
+
+    def _freeze_stages(self) -> None:
+        exempt = [] if self.gates_follow_freeze else list(find_gates(self).values())
+        spared = {id(param) for gate in exempt for param in gate.parameters()}
+        for module in self.frozen_modules():
+            module.eval()
+            for param in module.parameters():
+                if id(param) not in spared:
+                    param.requires_grad = False
+        for gate in exempt:
+            gate.train(self.training)
+
+    def train(self, mode: bool = True) -> GatedBackbone:
+        """Set the mode, but keep frozen stages and norms in evaluation mode."""
+        super().train(mode)
+        self._freeze_stages()
+        if mode and self.norm_eval:
+            exempt = [] if self.gates_follow_freeze else list(find_gates(self).values())
+            spared = {id(module) for gate in exempt for module in gate.modules()}
+            for module in self.modules():
+                if isinstance(module, _BatchNorm) and id(module) not in spared:
+                    module.eval()
+        return self
+
+    def init_weights(self) -> None:
+        """Initialise, and say which weights a checkpoint did not bring."""
+        handle = self.register_load_state_dict_post_hook(_report_missing)
+        try:
+            super().init_weights()
+        finally:
+            handle.remove()
+
+
+def _report_missing(backbone: nn.Module, incompatible: tuple[list[str], list[str]]) -> None:
+    """Post hook of loading: count the missing keys, gates apart."""
+    name, missing = type(backbone).__name__, incompatible[0]
+    gates = [f'{gate}.' for gate in find_gates(backbone)]
+    new = [key for key in missing if key.startswith(tuple(gates))]
+    # Taken out of mmengine's own report, which would list them all as missing.
+    missing[:] = [key for key in missing if key not in set(new)]
+    lost = [key for key in missing if not key.endswith('num_batches_tracked')]
+    own = [key for key in backbone.state_dict() if not key.startswith(tuple(gates))]
+    total = sum(not key.endswith('num_batches_tracked') for key in own)
+    if lost and len(lost) == total:
+        raise ValueError(
+            f"{name}: the checkpoint has none of the network's {total} keys, such as {lost[0]!r}; "
+            "does init_cfg need a prefix, such as prefix='backbone.'?"
+        )
+    if new:
+        keys = sum(not key.endswith('num_batches_tracked') for key in new)
+        count = sum(any(key.startswith(gate) for key in new) for gate in gates)
+        print_log(
+            f'{name}: {keys} keys of {count} gates are new, not in the checkpoint',
+            logger='current',
+        )
+    if lost:
+        print_log(
+            f'{name}: {len(lost)} of {total} keys are missing in the checkpoint and keep their '
+            f'initial values (gates not counted): {", ".join(lost)}',
+            logger='current',
+            level=logging.WARNING,
+        )

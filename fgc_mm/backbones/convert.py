@@ -1,0 +1,298 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""Weights of other code bases as checkpoints of an mmpretrain classifier."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Optional, Union
+
+import torch
+from mmengine.registry import MODELS
+from torch import Tensor
+
+_NORM = r'(?:weight|bias|running_mean|running_var|num_batches_tracked)'
+_STEM = (
+    (r'(conv1\.weight)', r'backbone.\1'),
+    (rf'(bn1\.{_NORM})', r'backbone.\1'),
+)
+_CIFAR = (
+    *_STEM,
+    (rf'(layer[1-3]\.\d+\.(?:conv[12]\.weight|bn[12]\.{_NORM}))', r'backbone.\1'),
+    (r'linear\.(weight|bias)', r'head.fc.\1'),
+)
+_CIFAR_GATES = (
+    (r'(layer[1-3]\.\d+)\.gate\.mlp\.(fc[12]\.(?:weight|bias))', r'backbone.\1.gate1.\2'),
+    (rf'(layer[1-3]\.\d+)\.gate\.mlp\.bn\.({_NORM})', r'backbone.\1.gate1.norm.\2'),
+    # The banks of the coupling: one row per training picture, of no use without
+    # the order of those pictures.
+    (r'layer[1-3]\.\d+\.gate\.(?:gate_mb|feat_mb)\.(?:memory|params)', None),
+)
+_TORCHVISION = (
+    *_STEM,
+    (rf'(layer[1-4]\.\d+\.(?:conv[1-3]\.weight|bn[1-3]\.{_NORM}))', r'backbone.\1'),
+    (rf'(layer[1-4]\.\d+\.downsample\.(?:0\.weight|1\.{_NORM}))', r'backbone.\1'),
+    (r'fc\.(weight|bias)', r'head.fc.\1'),
+)
+
+
+@dataclass(frozen=True)
+class _Format:
+    """Names of one code base.
+
+    Attributes:
+        name (str): Short name, as in :attr:`Conversion.source`.
+        about (str): What such a file is, for messages.
+        marks (tuple[str]): Patterns that must each fit a key of the file.
+        rules (tuple): Pattern of a key and its new name; None drops it.
+    """
+
+    name: str
+    about: str
+    marks: tuple[str, ...]
+    rules: tuple[tuple[str, Optional[str]], ...]
+
+    def fits(self, keys: list[str]) -> bool:
+        return all(any(re.fullmatch(mark, key) for key in keys) for mark in self.marks)
+
+
+# The first that fits is taken: the gated CIFAR files have all keys of the dense.
+FORMATS = (
+    _Format(
+        'fgc_cifar',
+        'gated CIFAR ResNet of the FGC authors (layerN.M.gate.mlp.fc1 and linear)',
+        (r'layer[1-3]\.\d+\.gate\.mlp\.fc1\.weight', r'linear\.weight'),
+        (*_CIFAR, *_CIFAR_GATES),
+    ),
+    _Format(
+        'dense_cifar',
+        'dense CIFAR ResNet with parameter-free shortcuts (layerN.M.conv1 and linear)',
+        (r'layer3\.0\.conv1\.weight', r'linear\.weight'),
+        _CIFAR,
+    ),
+    _Format(
+        'torchvision',
+        "torchvision's ResNet (layer1 to layer4, downsample, fc)",
+        (r'layer1\.0\.conv1\.weight', r'layer4\.0\.conv1\.weight'),
+        _TORCHVISION,
+    ),
+)
+
+
+@dataclass
+class Conversion:
+    """A converted state dict and what is known about it.
+
+    Attributes:
+        source (str): Name of the format it came from.
+        state_dict (OrderedDict): ``backbone.*`` and ``head.fc.*``.
+        backbone (dict): Config of the backbone the weights fit.
+        num_classes (int, optional): Width of the classifier, None without one.
+        dropped (list[str]): Keys of the source that were left out on purpose.
+    """
+
+    source: str
+    state_dict: OrderedDict[str, Tensor]
+    backbone: dict
+    num_classes: Optional[int] = None
+    dropped: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        text = f'{self.source}: {len(self.state_dict)} tensors for {self.backbone}'
+        text += ', no classifier' if self.num_classes is None else f', {self.num_classes} classes'
+        if self.dropped:
+            text += f'; left out {len(self.dropped)}: {_some(self.dropped)}'
+        return text
+
+
+def convert_state_dict(checkpoint: Mapping) -> Conversion:
+    """Rename the weights of another code base.
+
+    Understands the gated CIFAR checkpoints of the FGC authors, dense CIFAR
+    checkpoints with parameter-free shortcuts and torchvision's ResNets, bare or
+    wrapped in ``state_dict`` or ``model``, with or without ``module.`` before
+    every key.
+
+    Args:
+        checkpoint (Mapping): The state dict, or a checkpoint that holds it.
+
+    Returns:
+        Conversion: Every tensor under its new name, checked by name and shape
+        against the backbone it is for.
+
+    Raises:
+        ValueError: If the format is unknown, a key is unknown or a key of the
+            backbone is missing.
+    """
+    source = _unwrap(checkpoint)
+    keys = list(source)
+    found = next((fmt for fmt in FORMATS if fmt.fits(keys)), None)
+    if found is None:
+        raise ValueError(_unknown_format(keys))
+    converted: OrderedDict[str, Tensor] = OrderedDict()
+    dropped, unknown = [], []
+    for key, value in source.items():
+        for pattern, target in found.rules:
+            match = re.fullmatch(pattern, key)
+            if match is None:
+                continue
+            if target is None:
+                dropped.append(key)
+            else:
+                new_key = match.expand(target)
+                # The authors' gates are 1x1 convolutions over a 1x1 map.
+                linear = '.gate1.fc' in new_key and value.dim() == 4
+                converted[new_key] = value.flatten(1) if linear else value
+            break
+        else:
+            unknown.append(key)
+    if unknown:
+        raise ValueError(
+            f'The file is a {found.about}, but {len(unknown)} of its {len(keys)} keys are not of '
+            f'that format: {_some(unknown)}'
+        )
+    backbone = _backbone_of(found.name, converted)
+    _check(backbone, converted)
+    classifier = converted.get('head.fc.weight')
+    num_classes = None if classifier is None else classifier.size(0)
+    return Conversion(found.name, converted, backbone, num_classes, dropped)
+
+
+def convert_file(src: Union[str, Path], dst: Union[str, Path]) -> Conversion:
+    """Convert a weight file into a checkpoint of an mmpretrain classifier.
+
+    Only tensors are read from ``src``, no code of it is run. ``dst`` appears
+    whole or not at all.
+
+    Args:
+        src (str or Path): File of another code base.
+        dst (str or Path): File to write; an existing one is replaced.
+
+    Returns:
+        Conversion: What was converted.
+
+    Raises:
+        ValueError: If ``src`` is not understood.
+    """
+    src, dst = Path(src), Path(dst)
+    if dst.exists() and dst.samefile(src):
+        raise ValueError(f'{dst} is the source itself: name another file to write')
+    try:
+        checkpoint = torch.load(src, map_location='cpu', weights_only=True)
+    except OSError:
+        raise
+    except Exception as error:  # a damaged file fails in any way
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise ValueError(f'{src} is not a file of plain tensors: {reason[0]}') from error
+    try:
+        conversion = convert_state_dict(checkpoint)
+    except ValueError as error:
+        raise ValueError(f'{src}: {error}') from error
+    meta = dict(
+        source=conversion.source,
+        backbone=conversion.backbone,
+        num_classes=conversion.num_classes,
+    )
+    _save(dict(meta=meta, state_dict=conversion.state_dict), dst)
+    return conversion
+
+
+def _unwrap(checkpoint: Mapping) -> dict[str, Tensor]:
+    """The tensors of a checkpoint, without wrappers and ``module.``."""
+    for wrapper in ('state_dict', 'model'):
+        if isinstance(checkpoint, Mapping) and isinstance(checkpoint.get(wrapper), Mapping):
+            checkpoint = checkpoint[wrapper]
+    if not isinstance(checkpoint, Mapping):
+        raise ValueError(f'expected a state dict but found a {type(checkpoint).__name__}')
+    others = [str(key) for key, value in checkpoint.items() if not isinstance(value, Tensor)]
+    if others:
+        raise ValueError(f'expected a state dict of tensors but these are none: {_some(others)}')
+    prefix = 'module.'
+    while checkpoint and all(key.startswith(prefix) for key in checkpoint):
+        checkpoint = {key[len(prefix) :]: value for key, value in checkpoint.items()}
+    return dict(checkpoint)
+
+
+def _unknown_format(keys: list[str]) -> str:
+    lines = [f'None of the known formats fits the {len(keys)} keys of the file.']
+    if any(key.startswith('backbone.') for key in keys):
+        lines.append("Keys with 'backbone.' are there already: it may need no conversion.")
+    for fmt in FORMATS:
+        lacking = [m for m in fmt.marks if not any(re.fullmatch(m, key) for key in keys)]
+        count = sum(any(re.fullmatch(p, key) for p, _ in fmt.rules) for key in keys)
+        lines.append(f'  {fmt.about}: recognised {count} keys, no key like {" or ".join(lacking)}')
+    return '\n'.join([*lines, f'Its keys: {_some(keys)}'])
+
+
+def _some(keys: list[str], most: int = 8) -> str:
+    rest = len(keys) - most
+    return ', '.join(keys[:most]) + (f' and {rest} more' if rest > 0 else '')
+
+
+def _backbone_of(source: str, state_dict: Mapping[str, Tensor]) -> dict:
+    """Config of the backbone a converted state dict is for."""
+    found = (re.match(r'backbone\.layer(\d)\.(\d+)\.', key) for key in state_dict)
+    counts = Counter(stage for stage, _ in {m.groups() for m in found if m})
+    blocks = tuple(counts[stage] for stage in sorted(counts))
+    backbone: dict[str, Any]
+    if source == 'torchvision':
+        bottleneck = 'backbone.layer1.0.conv3.weight' in state_dict
+        depths: dict[tuple[bool, tuple[int, ...]], int] = {
+            (False, (2, 2, 2, 2)): 18,
+            (False, (3, 4, 6, 3)): 34,
+            (True, (3, 4, 6, 3)): 50,
+            (True, (3, 4, 23, 3)): 101,
+            (True, (3, 8, 36, 3)): 152,
+        }
+        depth = depths.get((bottleneck, blocks))
+        choices = '(2, 2, 2, 2), (3, 4, 6, 3), (3, 4, 23, 3) or (3, 8, 36, 3)'
+        backbone = dict(type='GatedResNet', depth=depth, gate=None)
+    else:
+        depth = {3: 20, 5: 32, 7: 44, 9: 56, 18: 110}.get(blocks[0])
+        choices = '(n, n, n) with n = 3, 5, 7, 9 or 18'
+        depth = depth if len(blocks) == 3 and len(set(blocks)) == 1 else None
+        backbone = dict(type='GatedResNetCifar', depth=depth, gate=None)
+    if depth is None:
+        raise ValueError(f'The stages have {blocks} blocks, but should have {choices}')
+    if source == 'fgc_cifar':
+        hidden = [v.size(0) for k, v in state_dict.items() if k.endswith('.gate1.fc1.weight')]
+        backbone['gate'] = dict(type='BinConcreteGate', hidden=hidden[0])
+    return backbone
+
+
+def _check(backbone: dict, state_dict: Mapping[str, Tensor]) -> None:
+    """Compare names and shapes with the backbone."""
+    with torch.random.fork_rng(devices=[]):
+        model = MODELS.build(dict(backbone))
+    wanted = {f'backbone.{key}': tuple(v.shape) for key, v in model.state_dict().items()}
+    given = {k: tuple(v.shape) for k, v in state_dict.items() if k.startswith('backbone.')}
+    # Files older than PyTorch 0.4.1 have no such counters.
+    missing = [k for k in wanted if k not in given and not k.endswith('num_batches_tracked')]
+    if missing:
+        raise ValueError(f'{len(missing)} keys of {backbone} are missing: {_some(missing)}')
+    surplus = [key for key in given if key not in wanted]
+    if surplus:
+        raise ValueError(f'{len(surplus)} keys are unknown to {backbone}: {_some(surplus)}')
+    wrong = [f'{k} {s} instead of {wanted[k]}' for k, s in given.items() if s != wanted[k]]
+    if wrong:
+        raise ValueError(f'{len(wrong)} shapes do not fit {backbone}: {_some(wrong, 4)}')
+    head = {key for key in state_dict if key.startswith('head.fc.')}
+    if len(head) == 1:
+        raise ValueError(f'The classifier has only {head.pop()}, but needs weight and bias')
+
+
+def _save(checkpoint: dict, dst: Path) -> None:
+    dst.parent.mkdir(parents=True, exist_ok=True)
+    temporary = dst.with_name(f'{dst.name}.{os.getpid()}.tmp')
+    try:
+        with open(temporary, 'wb') as file:
+            torch.save(checkpoint, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, dst)
+    finally:
+        temporary.unlink(missing_ok=True)

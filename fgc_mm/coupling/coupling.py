@@ -1,0 +1,325 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""Feature-Gate Coupling of one gated layer: two banks, neighbours, contrast."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any, Optional, Union
+
+import torch
+from torch import Tensor
+
+from .approximate import ApproximateSearch
+from .contrast import FORMS, contrast_loss
+from .memory_bank import MemoryBank, unit_rows
+from .neighbors import ExactSearch, LabelSource, check_k
+from .overlap import neighbour_overlap
+
+SOURCES = ('feature', 'gate', 'label')
+SPACES = ('logits', 'probs')
+
+
+@dataclass
+class CouplingResult:
+    """What the coupling of one layer has to say about one batch.
+
+    Attributes:
+        loss (Tensor): L_g, the mean over the batch, with a graph.
+        neighbours (Tensor, optional): B x k instances, -1 where a label has
+            fewer; None in warm-up. Another layer can be given these (``shared``).
+        similarity (Tensor, optional): B x k, theirs; None if they were not
+            searched here.
+        recall (float, optional): Recall of the search: 1 if it is exact, the last
+            measured one if it is approximate, None if nothing was searched.
+    """
+
+    loss: Tensor
+    neighbours: Optional[Tensor] = None
+    similarity: Optional[Tensor] = None
+    recall: Optional[float] = None
+
+
+class LayerCoupling:
+    """Aligns the gate space of one layer with its feature space.
+
+    For a batch of instances: z = the normalised pooled feature, without a graph;
+    neighbours = top-k of z over the feature bank, the instance itself excluded;
+    loss = contrast of the gate's logits over the gate bank with these neighbours
+    as positives; then both banks follow. :meth:`step` does all of it.
+
+    In several processes, call :meth:`loss` with the rank's own batch, gather
+    features, logits, indices (and labels) of all ranks in the order of the ranks,
+    and call :meth:`update` with the gathered batch on every rank. The banks
+    then stay equal, bit for bit: they start equal, and :meth:`update` is
+    deterministic, for repeated indices too.
+
+    Deviations from the authors' code: no epsilon inside the logarithm, which cut
+    off the gradient of most rows; the feature is normalised before it is mixed
+    into its bank (``normalize_feature``).
+
+    Args:
+        num_instances (int): N, instances of the training set.
+        dim (int): Channels of the gated layer.
+        k (int): Neighbours. Defaults to 200.
+        form (str): Contrast, ``'sum_log'`` (Eq. 8), ``'mean_log'`` or
+            ``'log_sum'`` (the authors' code). The weight of the loss belongs
+            to a form. ``log_sum`` is content when an instance recognises
+            itself: on free gate vectors and features in clusters it leaves the
+            neighbour overlap at chance, where the other two raise it severalfold.
+            Defaults to 'mean_log'.
+        tau (float): Temperature. Defaults to 0.07.
+        source (str): Where neighbours come from: ``'feature'``, ``'gate'``, or
+            ``'label'`` (random instances of the same label).
+            Defaults to 'feature'.
+        space (str): What is contrasted: ``'logits'`` or ``'probs'`` of the gate.
+            Defaults to 'logits'.
+        include_self (bool, optional): Whether an instance is one of its own
+            positives. Defaults to None: for ``log_sum`` only.
+        momentum (float): Momentum of the banks. Defaults to 0.5.
+        normalize_feature (bool): Whether the pooled feature is normalised
+            before it enters its bank. Defaults to True.
+        backend (str): Search back end, ``'auto'``, ``'torch'`` or ``'faiss'``.
+            Defaults to 'auto'.
+        approximate (dict, optional): Arguments of :class:`ApproximateSearch`;
+            None searches exactly. Defaults to None.
+        dtype (str): Type of the banks, ``'float32'`` or ``'float16'``.
+            Defaults to 'float32'.
+        storage (str): Where the banks lie, ``'device'``, ``'host'`` or
+            ``'mmap'``. Defaults to 'device'.
+        device (str | torch.device): Device of the model. Defaults to 'cpu'.
+        mmap_dir (str, optional): Folder for the two files of
+            ``storage='mmap'``; every layer and every rank needs its own. None
+            takes unnamed temporary files. Defaults to None.
+        labels (Tensor, optional): Labels of all N instances for
+            ``source='label'``. Defaults to None: learned from the batches.
+        seed (int): Seed of the banks and of the label draws; equal on all
+            ranks. Defaults to 0.
+
+    Example:
+        >>> coupling = LayerCoupling(num_instances=1000, dim=64, k=5)
+        >>> logits = torch.randn(8, 64, requires_grad=True)
+        >>> out = coupling.step(torch.rand(8, 64), logits, torch.arange(8))
+        >>> out.loss.backward()
+    """
+
+    def __init__(
+        self,
+        num_instances: int,
+        dim: int,
+        k: int = 200,
+        form: str = 'mean_log',
+        tau: float = 0.07,
+        source: str = 'feature',
+        space: str = 'logits',
+        include_self: Optional[bool] = None,
+        momentum: float = 0.5,
+        normalize_feature: bool = True,
+        backend: str = 'auto',
+        approximate: Optional[dict] = None,
+        dtype: Union[str, torch.dtype] = 'float32',
+        storage: str = 'device',
+        device: Union[str, torch.device] = 'cpu',
+        mmap_dir: Optional[str] = None,
+        labels: Optional[Tensor] = None,
+        seed: int = 0,
+    ) -> None:
+        for name, value, known in (
+            ('form', form, FORMS),
+            ('source', source, SOURCES),
+            ('space', space, SPACES),
+        ):
+            if value not in known:
+                raise ValueError(f'LayerCoupling: {name}={value!r} must be one of {known}')
+        if not tau > 0:
+            raise ValueError(f'LayerCoupling: tau={tau} must be positive')
+        check_k(k, num_instances)
+        self.num_instances = num_instances
+        self.dim = dim
+        self.k = k
+        self.form = form
+        self.tau = tau
+        self.source = source
+        self.space = space
+        self.include_self = form == 'log_sum' if include_self is None else include_self
+
+        def bank(name: str, normalize_input: bool, bank_seed: int) -> MemoryBank:
+            path = None if mmap_dir is None else os.path.join(mmap_dir, f'{name}.bank')
+            return MemoryBank(
+                num_instances,
+                dim,
+                dtype=dtype,
+                storage=storage,
+                device=device,
+                path=path,
+                momentum=momentum,
+                normalize_input=normalize_input,
+                seed=bank_seed,
+            )
+
+        self.feature_bank = bank('feature', normalize_feature, 2 * seed)
+        self.gate_bank = bank('gate', False, 2 * seed + 1)
+        self.label_source = LabelSource(num_instances, labels, seed) if source == 'label' else None
+        self.search: Union[ExactSearch, ApproximateSearch, None] = None
+        if source != 'label':
+            searched = self.feature_bank if source == 'feature' else self.gate_bank
+            self.search = (
+                ExactSearch(searched, backend)
+                if approximate is None
+                else ApproximateSearch(searched, **{'backend': backend, **approximate})
+            )
+
+    def step(
+        self,
+        feature: Tensor,
+        logits: Tensor,
+        indices: Tensor,
+        labels: Optional[Tensor] = None,
+        neighbours: Optional[Tensor] = None,
+        warmup: bool = False,
+    ) -> CouplingResult:
+        """:meth:`loss`, then :meth:`update` with the same batch."""
+        result = self.loss(feature, logits, indices, labels, neighbours, warmup)
+        self.update(feature, logits, indices, labels)
+        return result
+
+    def loss(
+        self,
+        feature: Tensor,
+        logits: Tensor,
+        indices: Tensor,
+        labels: Optional[Tensor] = None,
+        neighbours: Optional[Tensor] = None,
+        warmup: bool = False,
+    ) -> CouplingResult:
+        """Neighbours and loss of a batch against the banks as they are.
+
+        Args:
+            feature (Tensor): B x dim, pooled feature before gating.
+            logits (Tensor): B x dim, logits of the gate, with their graph.
+            indices (Tensor): B instance indices, unique over the training set.
+            labels (Tensor, optional): B labels, for ``source='label'``.
+            neighbours (Tensor, optional): B x k neighbours found elsewhere, for
+                ``shared``; nothing is searched then.
+            warmup (bool): Whether the instance itself is its only positive;
+                nothing is searched then. Defaults to False.
+
+        Returns:
+            CouplingResult: The loss and what it was computed from.
+        """
+        self._check(feature, logits, indices)
+        indices = indices.to(logits.device, torch.int64)
+        result = CouplingResult(loss=logits.new_zeros(()))
+        gate = self._gate_vectors(logits)
+        own = indices[:, None]
+        if warmup:
+            positives = own
+        else:
+            if neighbours is None:
+                self._find(result, feature, gate.detach(), indices, labels)
+            else:
+                result.neighbours = neighbours.to(logits.device)
+            assert result.neighbours is not None
+            positives = result.neighbours
+            if self.include_self:
+                positives = torch.cat((own, positives), dim=1)
+        result.loss = contrast_loss(gate, self.gate_bank.data, positives, self.form, self.tau)
+        return result
+
+    @torch.no_grad()
+    def update(
+        self,
+        feature: Tensor,
+        logits: Tensor,
+        indices: Tensor,
+        labels: Optional[Tensor] = None,
+    ) -> None:
+        """Let both banks follow a batch, that of all ranks if there are several.
+
+        Nothing is written if anything about the batch is wrong.
+        """
+        self._check(feature, logits, indices)
+        if self.label_source is not None and labels is not None:
+            self.label_source.observe(indices, labels)
+        self.feature_bank.update(indices, feature)
+        self.gate_bank.update(indices, self._gate_vectors(logits.detach()))
+        if self.search is not None:
+            self.search.rows_changed(indices)
+
+    def overlap(self, k: Optional[int] = None, sample: int = 1024, seed: int = 0) -> float:
+        """Neighbour overlap between the two banks, see :func:`neighbour_overlap`.
+
+        Args:
+            k (int, optional): How many neighbours. Defaults to the layer's.
+            sample (int): Instances to average over. Defaults to 1024.
+            seed (int): Seed of their choice. Defaults to 0.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        queries = torch.randperm(self.num_instances, generator=generator)[:sample]
+        k = self.k if k is None else k
+        return neighbour_overlap(self.feature_bank.data, self.gate_bank.data, k, queries)
+
+    def _gate_vectors(self, logits: Tensor) -> Tensor:
+        logits = logits.float() if logits.dtype != torch.float64 else logits
+        return logits if self.space == 'logits' else torch.sigmoid(logits)
+
+    def _find(
+        self,
+        result: CouplingResult,
+        feature: Tensor,
+        gate: Tensor,
+        indices: Tensor,
+        labels: Optional[Tensor],
+    ) -> None:
+        if self.label_source is not None:
+            if labels is not None or bool((self.label_source.labels[indices.cpu()] < 0).any()):
+                self.label_source.observe(indices, labels)
+            result.neighbours = self.label_source.draw(indices, self.k)
+            return
+        assert self.search is not None
+        queries = unit_rows((feature if self.source == 'feature' else gate).detach())
+        result.neighbours, result.similarity = self.search.search(queries, self.k, indices)
+        result.recall = self.search.recall
+
+    def _check(self, feature: Tensor, logits: Tensor, indices: Tensor) -> None:
+        self.feature_bank.check_indices(indices)
+        for name, vectors in (('feature', feature), ('logits', logits)):
+            try:
+                self.feature_bank.check_vectors(vectors, indices.numel())
+            except ValueError as error:
+                raise ValueError(f'{name}: {error}') from None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Banks (not copied), labels and search state."""
+        parts = dict(feature=self.feature_bank, gate=self.gate_bank)
+        state: dict[str, Any] = {name: part.state_dict() for name, part in parts.items()}
+        state['source'] = self.source
+        if self.label_source is not None:
+            state['labels'] = self.label_source.state_dict()
+        if self.search is not None:
+            state['search'] = self.search.state_dict()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over the state of a checkpoint.
+
+        Raises:
+            ValueError: If its banks are of another size, width or type.
+        """
+        for name, part in (('feature', self.feature_bank), ('gate', self.gate_bank)):
+            try:
+                part.check_state(state[name])
+            except ValueError as error:
+                raise ValueError(f'{name} bank: {error}') from None
+        self.feature_bank.load_state_dict(state['feature'])
+        self.gate_bank.load_state_dict(state['gate'])
+        if self.label_source is not None and 'labels' in state:
+            self.label_source.load_state_dict(state['labels'])
+        if self.search is not None and state.get('search'):
+            self.search.load_state_dict(state['search'])
+
+    def __repr__(self) -> str:
+        return (
+            f'LayerCoupling(N={self.num_instances}, dim={self.dim}, k={self.k}, '
+            f'form={self.form!r}, source={self.source!r}, space={self.space!r})'
+        )

@@ -1,0 +1,24 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+from .check import check_dataset_paths
+from .cifar_binary import CIFARBinary
+from .demo import DEMO_KINDS, DIGIT_CLASSES, SEG_CLASSES, SEG_PALETTE, ensure_demo_data
+from .instance_index import (
+    INSTANCE_KEY,
+    InstanceIndex,
+    install_instance_index,
+    refuse_mixing,
+)
+
+__all__ = [
+    'DEMO_KINDS',
+    'DIGIT_CLASSES',
+    'INSTANCE_KEY',
+    'SEG_CLASSES',
+    'SEG_PALETTE',
+    'CIFARBinary',
+    'InstanceIndex',
+    'check_dataset_paths',
+    'ensure_demo_data',
+    'install_instance_index',
+    'refuse_mixing',
+]

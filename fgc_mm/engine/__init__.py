@@ -1,0 +1,27 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+from .batch_shaping_hook import BatchShapingHook, batch_shaping
+from .beta import beta_cdf, beta_pdf
+from .fgc_hook import FGCHook
+from .gate_loss_hook import GateLossHook, records_of
+from .l0_hook import L0Hook, l0
+from .random_state_hook import RandomStateHook
+from .schedules import Schedule, build_schedule, epochs_seen
+from .task_model import forward_argument, unwrap
+
+__all__ = [
+    'BatchShapingHook',
+    'FGCHook',
+    'GateLossHook',
+    'L0Hook',
+    'RandomStateHook',
+    'Schedule',
+    'batch_shaping',
+    'beta_cdf',
+    'beta_pdf',
+    'build_schedule',
+    'epochs_seen',
+    'forward_argument',
+    'l0',
+    'records_of',
+    'unwrap',
+]

@@ -1,0 +1,259 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""From command-line arguments to a Runner, shared by the tools."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import datetime
+import difflib
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Optional
+
+import torch
+import torch.distributed as torch_dist
+from mmengine.config import Config, ConfigDict, DictAction
+from mmengine.logging import print_log
+from mmengine.registry import RUNNERS
+from mmengine.runner import Runner
+
+from fgc_mm.datasets import check_dataset_paths, ensure_demo_data
+
+
+class UsageError(Exception):
+    """A mistake the user can mend; shown as one message without a traceback."""
+
+
+def add_common_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options train and test share, as OpenMMLab users know them."""
+    parser.add_argument('--work-dir', help='where logs, checkpoints and results go')
+    parser.add_argument(
+        '--cfg-options',
+        nargs='+',
+        action=DictAction,
+        help='override settings of the config, as key=value; lists as key="[a,b]" or key=a,b',
+    )
+    parser.add_argument(
+        '--launcher',
+        choices=['none', 'pytorch', 'slurm', 'mpi'],
+        default='none',
+        help='job launcher; without a GPU the processes talk through gloo',
+    )
+    # torch.distributed.launch hands the local rank over as an argument.
+    parser.add_argument('--local_rank', '--local-rank', type=int, default=0)
+
+
+def load_config(args: argparse.Namespace) -> Config:
+    """Read the config and merge the common arguments into it.
+
+    Raises:
+        UsageError: If the file does not exist or cannot be read as a config.
+    """
+    os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
+    path = Path(args.config)
+    if not path.is_file():
+        raise UsageError(f'config {args.config} does not exist{_suggestion(path)}')
+    try:
+        cfg = Config.fromfile(args.config)
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f'config {args.config} needs a package that is missing: {error}'
+        ) from error
+    except (SyntaxError, KeyError, ValueError, AttributeError, OSError) as error:
+        raise UsageError(f'config {args.config} cannot be read: {error!r}') from error
+    if args.cfg_options is not None:
+        cfg.merge_from_dict(args.cfg_options)
+    if 'model' not in cfg:
+        raise UsageError(f'config {args.config} has no `model`: it is a fragment for `_base_`')
+    cfg.launcher = args.launcher
+    if args.work_dir is not None:
+        cfg.work_dir = args.work_dir
+    elif cfg.get('work_dir') is None:
+        cfg.work_dir = os.path.join('work_dirs', path.stem)
+    return cfg
+
+
+def _suggestion(path: Path) -> str:
+    known = {p.stem: p for p in Path('configs').rglob('*.py')} if Path('configs').is_dir() else {}
+    near = difflib.get_close_matches(path.stem, known, n=3)
+    if near:
+        return '; did you mean ' + ' or '.join(str(known[name]) for name in near) + '?'
+    return '; the ones that come with fgc_mm are under configs/'
+
+
+def existing(checkpoint: str) -> str:
+    """The path of a checkpoint that is there."""
+    if '://' not in checkpoint and not os.path.isfile(checkpoint):
+        raise UsageError(f'checkpoint {checkpoint} does not exist')
+    return checkpoint
+
+
+def prepare(cfg: Config, splits: tuple[str, ...]) -> None:
+    """Everything between the config and the Runner: data, processes, defaults."""
+    prepare_data(cfg, splits)
+    fill_dataloader_defaults(cfg)
+    prepare_distributed(cfg)
+
+
+def prepare_data(cfg: Config, splits: tuple[str, ...]) -> None:
+    """Build the demo data if the config asks for it, and see that the data is there."""
+    demo = cfg.get('demo_data')
+    if demo:
+        ensure_demo_data(**demo)
+    try:
+        check_dataset_paths(cfg, splits)
+    except FileNotFoundError as error:
+        raise UsageError(str(error)) from error
+
+
+def prepare_distributed(cfg: Config) -> None:
+    """Start gloo where there is no GPU.
+
+    mmengine's launchers select a CUDA device and hand it to DDP; with the
+    process group already there, and no device ids, the same Runner trains on
+    CPUs.
+    """
+    if cfg.launcher == 'none' or torch.cuda.is_available():
+        return
+    env = _launcher_environment(cfg.launcher)
+    os.environ.update(env)
+    missing = [
+        k for k in ('RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT') if k not in os.environ
+    ]
+    if missing:
+        raise UsageError(
+            f'--launcher {cfg.launcher}: {", ".join(missing)} not set in the environment; '
+            'start the tool with tools/dist_train.sh, torchrun, srun or mpirun'
+        )
+    timeout = cfg.get('env_cfg', {}).get('dist_cfg', {}).get('timeout', 1800)
+    torch_dist.init_process_group('gloo', timeout=datetime.timedelta(seconds=timeout))
+    wrapper = dict(
+        type='MMDistributedDataParallel',
+        broadcast_buffers=False,
+        find_unused_parameters=cfg.get('find_unused_parameters', False),
+    )
+    wrapper.update(cfg.get('model_wrapper_cfg') or {})
+    wrapper['device_ids'] = None
+    cfg.model_wrapper_cfg = wrapper
+    if _replace_sync_bn(cfg.model):
+        print_log('SyncBN has no CPU version: every process normalises on its own', 'current')
+
+
+def _replace_sync_bn(node: Any) -> int:
+    """Write BN for every SyncBN of a model's config; how many there were."""
+    if isinstance(node, (list, tuple)):
+        return sum(_replace_sync_bn(item) for item in node)
+    if not isinstance(node, dict):
+        return 0
+    inside = sum(_replace_sync_bn(value) for value in node.values())
+    if node.get('type') != 'SyncBN':
+        return inside
+    node['type'] = 'BN'
+    return inside + 1
+
+
+def _launcher_environment(launcher: str) -> dict[str, str]:
+    """What torch.distributed reads, from what slurm and mpi set."""
+    given = os.environ
+    if launcher == 'slurm' and 'SLURM_PROCID' in given:
+        env = dict(
+            RANK=given['SLURM_PROCID'],
+            WORLD_SIZE=given['SLURM_NTASKS'],
+            LOCAL_RANK=given.get('SLURM_LOCALID', '0'),
+            MASTER_PORT=given.get('MASTER_PORT', '29500'),
+        )
+        if 'MASTER_ADDR' not in given:
+            hosts = ['scontrol', 'show', 'hostname', given['SLURM_NODELIST']]
+            env['MASTER_ADDR'] = subprocess.check_output(hosts, text=True).split()[0]
+        return env
+    if launcher == 'mpi' and 'OMPI_COMM_WORLD_RANK' in given:
+        return dict(
+            RANK=given['OMPI_COMM_WORLD_RANK'],
+            WORLD_SIZE=given['OMPI_COMM_WORLD_SIZE'],
+            LOCAL_RANK=given['OMPI_COMM_WORLD_LOCAL_RANK'],
+            MASTER_PORT=given.get('MASTER_PORT', '29500'),
+        )
+    return {}
+
+
+def fill_dataloader_defaults(cfg: Config) -> None:
+    """mmpretrain's configs leave to its own tools how samples are collated."""
+    if cfg.get('default_scope') != 'mmpretrain':
+        return
+    for field in ('train_dataloader', 'val_dataloader', 'test_dataloader'):
+        if cfg.get(field) is not None:
+            cfg[field].setdefault('collate_fn', dict(type='default_collate'))
+            cfg[field].setdefault('pin_memory', torch.cuda.is_available())
+
+
+def draw_predictions(cfg: Config, show: bool, show_dir: Optional[str], wait_time: float) -> None:
+    """Turn the task's own visualization hook on."""
+    hook = cfg.default_hooks.get('visualization')
+    if hook is None:
+        raise UsageError(
+            '--show and --show-dir need a visualization hook: set default_hooks.visualization in '
+            "the config (dict(type='DetVisualizationHook') for mmdet, 'SegVisualizationHook' for "
+            "mmseg, 'VisualizationHook' for mmpretrain)"
+        )
+    hook.update(show=show, wait_time=wait_time)
+    name = hook.type if isinstance(hook.type, str) else hook.type.__name__
+    name = name.rpartition('.')[2]
+    if name == 'VisualizationHook':  # mmpretrain's
+        hook.update(enable=True, interval=1)
+        if show_dir:
+            hook.update(out_dir=show_dir)
+        return
+    hook.update(draw=True)
+    if show_dir and name == 'DetVisualizationHook':
+        # mmdet puts a relative folder under <work_dir>/<timestamp>
+        hook.update(test_out_dir=os.path.abspath(show_dir))
+    elif show_dir:
+        cfg.visualizer.save_dir = show_dir
+        backends = cfg.visualizer.setdefault('vis_backends', [])
+        if not backends:
+            backends.append(dict(type='LocalVisBackend'))
+
+
+def augment_test_time(cfg: Config) -> None:
+    """Wrap the model into the config's test-time augmentation."""
+    if 'tta_model' not in cfg or 'tta_pipeline' not in cfg:
+        raise UsageError('--tta: the config has no tta_model and tta_pipeline')
+    cfg.model = ConfigDict(**cfg.tta_model, module=cfg.model)
+    cfg.test_dataloader.dataset.pipeline = cfg.tta_pipeline
+
+
+def build_runner(cfg: Config) -> Runner:
+    """Build the Runner; what a config gets wrong is one message."""
+    try:
+        return RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(copy.deepcopy(cfg))
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        ImportError,
+        FileNotFoundError,
+        AssertionError,
+    ) as error:
+        if os.environ.get('FGC_MM_TRACEBACK'):
+            raise
+        raise UsageError(
+            f'the config cannot be built: {type(error).__name__}: {error}\n'
+            '(FGC_MM_TRACEBACK=1 shows where)'
+        ) from error
+
+
+def run(main: Callable[[], Any]) -> None:
+    """Call a tool's main function; usage errors become one message, exit code 2."""
+    try:
+        main()
+    except UsageError as error:
+        if int(os.environ.get('RANK', 0)) == 0:
+            print(f'error: {error}', file=sys.stderr)
+        sys.exit(2)
+    finally:
+        if torch_dist.is_available() and torch_dist.is_initialized():
+            torch_dist.destroy_process_group()

@@ -1,0 +1,148 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""The metric: how much computation was saved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import numpy as np
+from mmengine.evaluator import BaseMetric
+from mmengine.logging import print_log
+from mmengine.registry import METRICS
+
+from ..complexity import ImageMACs
+from .table import format_table
+
+FIELD = 'gated_macs'
+"""Name of the :class:`ImageMACs` in a data sample."""
+
+
+@METRICS.register_module()
+class GatedMACs(BaseMetric):
+    """Executed computation over the evaluated images, as a ratio of sums.
+
+    It reads the :class:`~fgc_mm.complexity.ImageMACs` that
+    :class:`GatedMACsHook` writes into each data sample. That hook also adds
+    this metric to the evaluator, so it need not be listed.
+
+    It reports, besides a table of the gates in the log:
+
+    - ``macs/pruning_ratio``: percent of the backbone's MACs that was saved, the
+      gates' own MACs set against it;
+    - ``macs/backbone_executed_G``, ``macs/backbone_dense_G``: 10^9 MACs of the
+      backbone per image, with gates and without;
+    - ``macs/model_executed_G``, ``macs/model_dense_G``: of the whole model;
+    - ``gates/openness``: share of all channel decisions that were open;
+    - ``gates/closed``: share that was closed;
+    - ``gates/dynamic``: share of channels neither always on nor never on.
+
+    A model without gates has 0 % saved, openness 1 and no table.
+
+    Args:
+        collect_device (str): Device for collecting results, 'cpu' or 'gpu'.
+            Defaults to 'cpu'.
+        prefix (str, optional): Put before all names. Defaults to None.
+        collect_dir (str, optional): Folder for collecting on 'cpu'.
+            Defaults to None.
+
+    Attributes:
+        layer_table (list[dict]): One row per gate, see :func:`layer_rows`; of
+            the last evaluation, on the main process.
+    """
+
+    default_prefix = ''
+
+    def __init__(
+        self,
+        collect_device: str = 'cpu',
+        prefix: Optional[str] = None,
+        collect_dir: Optional[str] = None,
+    ) -> None:
+        super().__init__(collect_device=collect_device, prefix=prefix, collect_dir=collect_dir)
+        self.layer_table: list[dict[str, Any]] = []
+
+    def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
+        """Take the MACs out of each data sample.
+
+        Args:
+            data_batch (Any): Not used.
+            data_samples (Sequence[dict]): Outputs of the model.
+        """
+        for sample in data_samples:
+            macs = sample.get(FIELD) if hasattr(sample, 'get') else None
+            if not isinstance(macs, ImageMACs):
+                raise ValueError(
+                    f'GatedMACs: a data sample has no {FIELD!r}, nobody counted; add '
+                    "custom_hooks=[dict(type='GatedMACsHook')] to the config"
+                )
+            self.results.append(macs)
+
+    def compute_metrics(self, results: list[ImageMACs]) -> dict[str, float]:
+        """Sum up.
+
+        Args:
+            results (list[ImageMACs]): One for each image.
+
+        Returns:
+            dict[str, float]: The figures by name.
+        """
+        totals = {
+            name: sum(getattr(image, name) for image in results)
+            for name in ('backbone_executed', 'backbone_dense', 'model_executed', 'model_dense')
+        }
+        if not totals['backbone_dense']:
+            raise ValueError(
+                f'GatedMACs: no convolution or linear layer of the backbone ran in {len(results)} '
+                "images, so there is no ratio; name the right part by GatedMACsHook's backbone=..."
+            )
+        saved = 1 - totals['backbone_executed'] / totals['backbone_dense']
+        figures = {'macs/pruning_ratio': 100 * saved}
+        figures |= {f'macs/{name}_G': sum_ / len(results) / 1e9 for name, sum_ in totals.items()}
+        self.layer_table = layer_rows(results)
+        channels = np.array([row['channels'] for row in self.layer_table])
+        if len(channels):
+            openness = np.array([row['openness_mean'] for row in self.layer_table])
+            fixed = np.array([row['always_on'] + row['never_on'] for row in self.layer_table])
+            mean = float((openness * channels).sum() / channels.sum())
+            dynamic = float(1 - fixed.sum() / channels.sum())
+            print_log('Gates\n' + format_table(self.layer_table), logger='current')
+        else:
+            mean, dynamic = 1.0, 0.0
+            print_log('The model has no gates: nothing is switched off.', logger='current')
+        figures |= {'gates/openness': mean, 'gates/closed': 1 - mean, 'gates/dynamic': dynamic}
+        return figures
+
+
+def layer_rows(images: Sequence[ImageMACs]) -> list[dict[str, Any]]:
+    """What each gate decided over all images.
+
+    Args:
+        images (Sequence[ImageMACs]): The images; several passes over one count
+            as several decisions.
+
+    Returns:
+        list[dict]: For each gate ``gate`` (its name), ``channels``,
+        ``openness_mean``, ``openness_min``, ``openness_max`` (share of open
+        channels, over the images), ``always_on`` and ``never_on`` (numbers of
+        channels).
+    """
+    open_counts: dict[str, np.ndarray] = {}
+    shares: dict[str, list[float]] = {}
+    for image in images:
+        for name, mask in image.masks().items():
+            open_counts[name] = open_counts.get(name, 0) + mask.sum(axis=0, dtype=np.int64)
+            shares.setdefault(name, []).extend(mask.mean(axis=1).tolist())
+    return [
+        dict(
+            gate=name,
+            channels=len(counts),
+            openness_mean=float(np.mean(shares[name])),
+            openness_min=float(np.min(shares[name])),
+            openness_max=float(np.max(shares[name])),
+            always_on=int((counts == len(shares[name])).sum()),
+            never_on=int((counts == 0).sum()),
+        )
+        for name, counts in open_counts.items()
+        if shares[name]
+    ]

@@ -1,0 +1,65 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""What tools/test.py prints and writes at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from mmengine.config import Config
+from mmengine.dist import is_main_process
+from mmengine.runner import Runner
+
+
+def add_macs_hook(cfg: Config) -> None:
+    """Count executed MACs also where the config does not ask for it."""
+    hooks = list(cfg.get('custom_hooks') or [])
+    if not any(str(hook.get('type')).endswith('GatedMACsHook') for hook in hooks):
+        cfg.custom_hooks = [*hooks, dict(type='GatedMACsHook')]
+
+
+def layer_table(runner: Runner) -> list[dict]:
+    """The rows of the per-layer table, empty for a network without gates."""
+    for metric in runner.test_evaluator.metrics:
+        rows = getattr(metric, 'layer_table', None)
+        if rows is not None:
+            return rows
+    return []
+
+
+def print_summary(runner: Runner, metrics: dict[str, Any]) -> None:
+    """One line a figure, after all the log."""
+    if not is_main_process():
+        return
+    width = max(map(len, metrics), default=0)
+    print('\nResults')
+    for name, value in metrics.items():
+        print(f'  {name:<{width}}  {_readable(value)}')
+
+
+def write_json(path: str, runner: Runner, config: str, checkpoint: str, metrics: dict) -> None:
+    """Write the figures as JSON; an older file stays until the new one is whole."""
+    if not is_main_process():
+        return
+    content = dict(
+        config=config,
+        checkpoint=checkpoint,
+        metrics={name: _plain(value) for name, value in metrics.items()},
+        layers=layer_table(runner),
+    )
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    fresh = target.with_name(target.name + '.part')
+    fresh.write_text(json.dumps(content, indent=2, default=_plain) + '\n')
+    os.replace(fresh, target)
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if hasattr(value, 'tolist') else value
+
+
+def _readable(value: Any) -> str:
+    value = _plain(value)
+    return f'{value:.4g}' if isinstance(value, float) else str(value)

@@ -1,0 +1,20 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+from .base import Gate
+from .bin_concrete import BinConcreteGate
+from .fbs import FBSGate
+from .record import GateRecord
+from .site import GateSite
+from .utils import find_gates, force_gates, gated_blocks, match_blocks, select_blocks
+
+__all__ = [
+    'BinConcreteGate',
+    'FBSGate',
+    'Gate',
+    'GateRecord',
+    'GateSite',
+    'find_gates',
+    'force_gates',
+    'gated_blocks',
+    'match_blocks',
+    'select_blocks',
+]

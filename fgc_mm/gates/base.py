@@ -1,0 +1,173 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""The protocol every gate follows."""
+
+from __future__ import annotations
+
+import weakref
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Optional, Union
+
+import torch
+from mmengine.model import BaseModule
+from torch import Tensor
+
+from .record import GateRecord
+
+OptDict = Optional[dict]
+
+
+def pool_mean(x: Tensor) -> Tensor:
+    """Mean over the positions, at least in float32."""
+    half = x.dtype in (torch.float16, torch.bfloat16)
+    return x.mean(dim=(2, 3), dtype=torch.float32 if half else None)
+
+
+class Gate(BaseModule):
+    """Decides per image which channels of one convolution are computed.
+
+    A block calls its gates in three steps: :meth:`pool` once on the block
+    input, :meth:`forward` on the pooled input, which leaves ``self.record``,
+    and :meth:`activate` on the feature to be gated. The first two stay outside
+    a checkpointed part of the block, the third holds no decision.
+
+    A new gate implements :meth:`decide` and :meth:`reset_parameters`, and
+    :meth:`pool` if it reads anything but the mean of the block input.
+
+    Args:
+        in_channels (int): Channels of the block input.
+        channels (int): Channels of the gated feature.
+        init_cfg (dict, optional): Initialization config. Defaults to None.
+    """
+
+    def __init__(self, in_channels: int, channels: int, init_cfg: OptDict = None) -> None:
+        super().__init__(init_cfg=init_cfg)
+        if in_channels < 1 or channels < 1:
+            raise ValueError(
+                f'{type(self).__name__}: in_channels={in_channels} and channels={channels} '
+                'must both be at least 1'
+            )
+        self.in_channels = in_channels
+        self.channels = channels
+        self.record: Optional[GateRecord] = None
+        self.forced: Union[float, Tensor, None] = None
+
+    @abstractmethod
+    def decide(self, pooled: Tensor) -> tuple[Tensor, GateRecord]:
+        """Decide for a batch of pooled inputs.
+
+        Args:
+            pooled (Tensor): B x in_channels, in the type of the parameters.
+
+        Returns:
+            tuple: What the feature is multiplied with (B x channels,
+            differentiable in training), and the record of the decision.
+        """
+
+    def reset_parameters(self) -> None:
+        """Set the gate's own initial values, in ``__init__`` and ``init_weights``."""
+
+    def init_weights(self) -> None:
+        """Called by the backbone's ``init_weights``, whose rules for linear and
+        norm layers must not wipe the gate's own."""
+        if self.init_cfg is None and not self.is_init:
+            self.reset_parameters()
+        super().init_weights()
+
+    def pool(self, x: Tensor) -> Tensor:
+        """Pooled block input, B x in_channels, float32 under autocast too."""
+        return pool_mean(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Decide, and leave ``self.record``.
+
+        Args:
+            x (Tensor): The pooled block input, or the block input itself.
+
+        Returns:
+            Tensor: B x channels, what the feature is multiplied with.
+        """
+        if x.dim() == 4:
+            x = self.pool(x)
+        if x.dim() != 2 or x.size(1) != self.in_channels:
+            raise ValueError(
+                f'{type(self).__name__}: an input of shape {tuple(x.shape)} does not fit '
+                f'in_channels={self.in_channels}'
+            )
+        with torch.autocast(x.device.type, enabled=False):
+            multiplier, record = self.decide(x.to(self._dtype()))
+        if self.forced is not None:
+            multiplier = self._forced_mask(record)
+            record = GateRecord(record.logits, record.probs, multiplier)
+        self.record = record
+        if record.logits.requires_grad:
+            # Once the gradient has passed here nobody needs the graph any more:
+            # a record must not keep the activations of a step alive.
+            record.logits.register_hook(_Release(record))
+        return multiplier
+
+    def modulate(self, feature: Tensor, multiplier: Tensor) -> Tensor:
+        """Multiply the feature channel by channel.
+
+        Raises:
+            ValueError: If the feature has another number of channels.
+        """
+        if feature.size(1) != multiplier.size(1):
+            raise ValueError(
+                f'{type(self).__name__}: channels={multiplier.size(1)} does not fit the gated '
+                f'feature, which has {feature.size(1)}'
+            )
+        return feature * multiplier.to(feature.dtype)[:, :, None, None]
+
+    def activate(
+        self, feature: Tensor, multiplier: Tensor, act: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Activate the feature and multiply it.
+
+        Args:
+            feature (Tensor): B x channels x H x W, before the activation.
+            multiplier (Tensor): B x channels, what :meth:`forward` returned.
+            act (Callable): The activation.
+
+        Returns:
+            tuple: The gated feature, and the pooled ungated one without a
+            graph, for :meth:`note_feature`.
+        """
+        feature = act(feature)
+        return self.modulate(feature, multiplier), pool_mean(feature.detach())
+
+    def note_feature(self, pooled_feature: Tensor) -> None:
+        """Add the pooled ungated feature of this pass to the record."""
+        if self.record is not None:
+            self.record.feature = pooled_feature.detach()
+
+    def _forced_mask(self, record: GateRecord) -> Tensor:
+        like = record.mask
+        if isinstance(self.forced, Tensor):
+            return self.forced.to(like).expand_as(like)
+        return torch.full_like(like, float(self.forced))  # type: ignore[arg-type]
+
+    def __getstate__(self) -> dict:
+        # A record belongs to one pass: copies and pickles start without.
+        return {**self.__dict__, 'record': None}
+
+    def _dtype(self) -> torch.dtype:
+        parameter = next(self.parameters(), None)
+        return torch.float32 if parameter is None else parameter.dtype
+
+    def extra_repr(self) -> str:
+        return f'in_channels={self.in_channels}, channels={self.channels}'
+
+
+class _Release:
+    """Tensor hook that drops the graph of a record after its gradient."""
+
+    def __init__(self, record: GateRecord) -> None:
+        # A strong reference would be a cycle through the graph.
+        self.record = weakref.ref(record)
+
+    def __call__(self, grad: Tensor) -> None:
+        record = self.record()
+        if record is not None:
+            record.logits = record.logits.detach()
+            record.probs = record.probs.detach()

@@ -1,0 +1,133 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""The gate of Feature-Gate Coupling: a small MLP and a binary concrete sample."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from mmcv.cnn import build_norm_layer
+from mmengine.dist import get_world_size
+from mmengine.registry import MODELS
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from .base import Gate, OptDict
+from .record import GateRecord
+
+
+class _HardSample(torch.autograd.Function):
+    """0/1 forward, gradient of the relaxed sample backward (straight through)."""
+
+    @staticmethod
+    def forward(ctx, noisy_logits: Tensor, temperature: float) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(noisy_logits)
+        ctx.temperature = temperature
+        return (noisy_logits > 0).to(noisy_logits.dtype)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):  # type: ignore[override]
+        (noisy_logits,) = ctx.saved_tensors
+        soft = torch.sigmoid(noisy_logits / ctx.temperature)
+        return grad * soft * (1 - soft) / ctx.temperature, None
+
+
+@MODELS.register_module()
+class BinConcreteGate(Gate):
+    """Gate of "Self-supervised Feature-Gate Coupling for Dynamic Network
+    Pruning" (Shi et al.), after batch-shaped channel gating (Bejnordi et al.).
+
+    ``a = fc2(ReLU(norm(fc1(GAP(x)))))``, ``pi = sigmoid(a)``. In training the
+    mask is a hard sample ``a + logistic noise > 0`` whose gradient is that of
+    the sample relaxed with ``temperature``; in evaluation it is
+    ``pi > threshold``.
+
+    Deviation from the paper: the norm is a config value, because batch norm
+    over two pooled vectors, as in detection, is +-1 whatever the input.
+
+    Args:
+        in_channels (int): Channels of the block input.
+        channels (int): Channels of the gated feature.
+        hidden (int): Width of the hidden layer. Defaults to 16.
+        norm_cfg (dict, optional): Norm between the layers, ``dict(type='BN1d')``,
+            ``dict(type='LN')`` or None. Defaults to ``dict(type='BN1d')``.
+        temperature (float): Temperature of the relaxation. Defaults to 2/3.
+        bias_init (float): Initial bias of ``fc2``; positive starts with a
+            nearly dense network. Defaults to 2.0.
+        threshold (float): Probability above which a channel is open in
+            evaluation. Defaults to 0.5.
+        init_cfg (dict, optional): Initialization config. Defaults to None.
+
+    Example:
+        >>> gate = BinConcreteGate(64, 128).eval()
+        >>> gate(torch.rand(2, 64, 8, 8)).shape
+        torch.Size([2, 128])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        channels: int,
+        hidden: int = 16,
+        norm_cfg: Optional[dict] = dict(type='BN1d'),
+        temperature: float = 2 / 3,
+        bias_init: float = 2.0,
+        threshold: float = 0.5,
+        init_cfg: OptDict = None,
+    ) -> None:
+        super().__init__(in_channels, channels, init_cfg)
+        if hidden < 1:
+            raise ValueError(f'BinConcreteGate: hidden={hidden} must be at least 1')
+        if temperature <= 0:
+            raise ValueError(f'BinConcreteGate: temperature={temperature} must be positive')
+        if not 0 < threshold < 1:
+            raise ValueError(f'BinConcreteGate: threshold={threshold} must be within (0, 1)')
+        self.temperature = temperature
+        self.bias_init = bias_init
+        self.threshold = threshold
+        self.fc1 = nn.Linear(in_channels, hidden, bias=False)
+        self.norm = nn.Identity() if norm_cfg is None else build_norm_layer(norm_cfg, hidden)[1]
+        self.fc2 = nn.Linear(hidden, channels)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start nearly dense: Kaiming for the layers, ``bias_init`` for the bias."""
+        nn.init.kaiming_normal_(self.fc1.weight, nonlinearity='relu')
+        nn.init.kaiming_normal_(self.fc2.weight, mode='fan_in', nonlinearity='linear')
+        with torch.no_grad():
+            self.fc2.weight.mul_(0.1)
+            self.fc2.bias.fill_(self.bias_init)
+
+    def decide(self, pooled: Tensor) -> tuple[Tensor, GateRecord]:
+        logits = self.fc2(F.relu(self._normalise(self.fc1(pooled))))
+        probs = torch.sigmoid(logits)
+        if self.training:
+            uniform = torch.rand_like(logits).clamp_(1e-6, 1 - 1e-6)
+            multiplier = _HardSample.apply(logits + torch.logit(uniform), self.temperature)
+        else:
+            multiplier = (probs > self.threshold).to(probs.dtype)
+        return multiplier, GateRecord(logits, probs, multiplier.detach())
+
+    def _normalise(self, hidden: Tensor) -> Tensor:
+        norm = self.norm
+        alone = hidden.size(0) == 1 and not _spans_ranks(norm)
+        if isinstance(norm, _BatchNorm) and norm.training and alone:
+            # One image has no batch statistics (the last batch of an odd
+            # dataset): normalise with the running ones.
+            return F.batch_norm(
+                hidden,
+                norm.running_mean,
+                norm.running_var,
+                norm.weight,
+                norm.bias,
+                training=False,
+                eps=norm.eps,
+            )
+        return norm(hidden)
+
+
+def _spans_ranks(norm: nn.Module) -> bool:
+    """Whether other ranks wait for this one's statistics."""
+    return isinstance(norm, nn.SyncBatchNorm) and get_world_size() > 1

@@ -1,0 +1,172 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""Finding, choosing and forcing the gates of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Union
+
+import torch.nn as nn
+from torch import Tensor
+
+from .base import Gate
+
+Layers = Union[str, int, Sequence[Union[str, int]]]
+
+
+def find_gates(model: nn.Module) -> dict[str, Gate]:
+    """All gates of a model by name, in network order.
+
+    Args:
+        model (nn.Module): A backbone, or any model with one inside.
+
+    Returns:
+        dict[str, Gate]: Name as in ``model.named_modules()`` -> gate.
+    """
+    return {name: module for name, module in model.named_modules() if isinstance(module, Gate)}
+
+
+def gated_blocks(model: nn.Module) -> dict[str, list[tuple[str, Gate]]]:
+    """All blocks that hold gates, in network order.
+
+    Args:
+        model (nn.Module): A backbone, or any model with one inside.
+
+    Returns:
+        dict[str, list]: Name of the block -> its gates as (name, gate), the
+        names as in ``model.named_modules()``.
+    """
+    blocks: dict[str, list[tuple[str, Gate]]] = {}
+    for name, gate in find_gates(model).items():
+        blocks.setdefault(name.rpartition('.')[0], []).append((name, gate))
+    return blocks
+
+
+def match_blocks(layers: Layers, names: Sequence[str], key: str = 'layers') -> list[str]:
+    """Resolve a choice of blocks against the names there are.
+
+    Args:
+        layers (str | int | Sequence): ``'all'``, ``'last_stage'``, the name of
+            a stage (``'layer4'``) or block (``'layer4.1'``), the index of a
+            block (negative counts from the end), or a sequence of those. What
+            all names begin with (``'backbone.'``) may be left out.
+        names (Sequence[str]): The names of all blocks, in network order.
+        key (str): What the choice is called in the config, for the error.
+            Defaults to 'layers'.
+
+    Returns:
+        list[str]: The chosen names, in network order.
+    """
+    wanted = [layers] if isinstance(layers, (str, int)) else list(layers)
+    if not wanted:
+        raise ValueError(f"{key}={layers!r} chooses no block; name some, or 'all'")
+    chosen: set[str] = set()
+    for item in wanted:
+        chosen.update(_match_one(item, names, key))
+    return [name for name in names if name in chosen]
+
+
+def _match_one(item: Union[str, int], names: Sequence[str], key: str) -> list[str]:
+    if isinstance(item, int) and not isinstance(item, bool):
+        if -len(names) <= item < len(names):
+            return [names[item]]
+        raise ValueError(
+            f'{key}: block index {item} is out of range, there are {len(names)} blocks '
+            f'({-len(names)} to {len(names) - 1})'
+        )
+    if item == 'all':
+        return list(names)
+    if item == 'last_stage':
+        last = names[-1].rpartition('.')[0]
+        return [name for name in names if name.rpartition('.')[0] == last]
+    found = [name for name in names if item in _short_names(name, names)]
+    if not found:
+        common = len(_common_parts(names))
+        shown = ['.'.join(name.split('.')[common:]) for name in names]
+        stages = list(dict.fromkeys(name.rpartition('.')[0] for name in shown if '.' in name))
+        raise ValueError(
+            f'{key}: {item!r} names no block; choose from '
+            f"'all', 'last_stage', an index, {', '.join(map(repr, stages + shown))}"
+        )
+    return found
+
+
+def _common_parts(names: Sequence[str]) -> list[str]:
+    """Leading components shared by all names, short of the stage."""
+    common: list[str] = []
+    for parts in zip(*(name.split('.')[:-2] for name in names), strict=False):
+        if len(set(parts)) > 1:
+            break
+        common.append(parts[0])
+    return common
+
+
+def _short_names(name: str, names: Sequence[str]) -> set[str]:
+    """Every way to write a block or the stage it is in."""
+    parts = name.split('.')
+    short = set()
+    for skip in range(len(_common_parts(names)) + 1):
+        short.add('.'.join(parts[skip:]))
+        short.add('.'.join(parts[skip:-1]))
+    return short - {''}
+
+
+def select_blocks(model: nn.Module, layers: Layers) -> dict[str, list[tuple[str, Gate]]]:
+    """The gated blocks a config value chooses.
+
+    Args:
+        model (nn.Module): A model with gates.
+        layers (str | int | Sequence): See :func:`match_blocks`; only blocks
+            that have gates can be chosen and are counted.
+
+    Returns:
+        dict[str, list]: As :func:`gated_blocks`.
+
+    Example:
+        >>> list(select_blocks(GatedResNet(18), [-2, -1]))
+        ['layer4.0', 'layer4.1']
+    """
+    blocks = gated_blocks(model)
+    if not blocks:
+        raise ValueError(
+            f'{type(model).__name__} has no gates to choose layers={layers!r} from; use a gated '
+            "backbone, such as backbone=dict(type='GatedResNet', ...)"
+        )
+    return {name: blocks[name] for name in match_blocks(layers, list(blocks))}
+
+
+@contextmanager
+def force_gates(
+    model: nn.Module, value: Union[float, Mapping[str, Union[float, Tensor]]]
+) -> Iterator[None]:
+    """Replace the decisions of gates while the context lasts.
+
+    Args:
+        model (nn.Module): A model with gates.
+        value (float | dict): 1.0 opens every gate, 0.0 closes every gate; a
+            dict gives single gates, by name, a number or a mask of C or B x C
+            values and leaves the others as they are.
+
+    Example:
+        >>> with force_gates(model, 1.0):
+        ...     dense = model(x)
+    """
+    gates = find_gates(model)
+    values = dict(value) if isinstance(value, Mapping) else dict.fromkeys(gates, value)
+    for name, forced in values.items():
+        if name not in gates:
+            raise ValueError(f'force_gates: no gate {name!r}; the gates are {", ".join(gates)}')
+        if isinstance(forced, Tensor) and forced.dim() and forced.size(-1) != gates[name].channels:
+            raise ValueError(
+                f'force_gates: {name!r} decides over {gates[name].channels} channels but was given '
+                f'a mask of shape {tuple(forced.shape)}'
+            )
+    before = {name: gates[name].forced for name in values}
+    try:
+        for name, forced in values.items():
+            gates[name].forced = forced
+        yield
+    finally:
+        for name in before:
+            gates[name].forced = before[name]

@@ -1,0 +1,48 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+import pytest
+
+from fgc_mm.engine import build_schedule
+
+
+def test_a_number_is_constant():
+    schedule = build_schedule(0.4, 'rho')
+    assert [schedule.at(epoch) for epoch in (0, 0.5, 1000)] == [0.4] * 3
+    assert build_schedule(1, 'rho').at(0) == 1.0
+
+
+def test_ramp_up_by_hand():
+    schedule = build_schedule(dict(start=10, end=210, value=0.4), 'rho')
+    values = [schedule.at(epoch) for epoch in (0, 10, 60, 110, 210, 400)]
+    assert values == pytest.approx([0, 0, 0.1, 0.2, 0.4, 0.4])
+
+
+def test_ramp_down_by_hand():
+    schedule = build_schedule(dict(start=0, end=100, begin=0.75, value=0), 'zeta')
+    assert [schedule.at(epoch) for epoch in (0, 20, 99, 100, 130)] == pytest.approx(
+        [0.75, 0.6, 0.0075, 0, 0]
+    )
+
+
+def test_a_step():
+    schedule = build_schedule(dict(start=3, end=3, value=2), 'rho')
+    assert [schedule.at(epoch) for epoch in (0, 2.99, 3, 4)] == [0, 0, 2, 2]
+
+
+@pytest.mark.parametrize(
+    'cfg, message',
+    [
+        (dict(start=0, stop=3, value=1), "rho=.* no key 'stop'.*dict\\(start=..., end=..., value"),
+        (dict(start=0, end=3), "rho=.*lacks the key 'value'"),
+        (dict(start=5, end=3, value=1), 'rho: start=5 and end=3 .* 0 <= start <= end'),
+        (dict(start=-1, end=3, value=1), 'rho: start=-1'),
+        (dict(start=0, end='3', value=1), "rho.end='3' must be a finite number"),
+        ('0.4', "rho='0.4' must be a finite number"),
+        (True, 'rho=True'),
+        (None, 'rho=None'),
+        (float('nan'), 'rho=nan'),
+        ([0.4], r'rho=\[0.4\]'),
+    ],
+)
+def test_wrong_configs_are_named(cfg, message):
+    with pytest.raises(ValueError, match=message):
+        build_schedule(cfg, 'rho')

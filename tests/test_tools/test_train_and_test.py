@@ -1,0 +1,146 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""tools/train.py and tools/test.py on the demo configs, shrunk to a few steps."""
+
+import json
+import os
+import pickle
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+PROJECT = Path(__file__).parents[2]
+
+DEMOS = {
+    'faster_rcnn_r18_digits': 'pascal_voc/mAP',
+    'pspnet_r18_digits': 'mIoU',
+    'resnet18_digits': 'accuracy/top1',
+}
+
+
+@pytest.mark.parametrize('name', DEMOS)
+def test_train_resume_and_test(name, run_tool, short_options, tmp_path):
+    config = f'configs/demo/{name}.py'
+    options = short_options(config)
+    code, _, err = run_tool('train', config, '--work-dir', tmp_path, '--auto-scale-lr', *options)
+    assert code == 0, err
+    assert (tmp_path / 'epoch_1.pth').is_file()
+
+    more = short_options(config, 'train_cfg.max_epochs=2')
+    code, out, err = run_tool('train', config, '--work-dir', tmp_path, '--resume', *more)
+    assert code == 0, err
+    assert 'resumed epoch: 1' in out + err
+    checkpoint = tmp_path / 'epoch_2.pth'
+    assert checkpoint.is_file()
+
+    figures = tmp_path / 'figures.json'
+    pictures = tmp_path / 'pictures'
+    args = [config, checkpoint, '--work-dir', tmp_path, '--out', figures, '--show-dir', pictures]
+    code, out, err = run_tool('test', *args, *options)
+    assert code == 0, err
+    written = json.loads(figures.read_text())
+    assert DEMOS[name] in written['metrics']
+    assert written['metrics']['macs/pruning_ratio'] == 0
+    assert DEMOS[name] in out[out.index('Results') :]
+    drawn = [p for p in pictures.rglob('*') if p.suffix in ('.png', '.jpg')]
+    assert len(drawn) == 4
+
+
+def test_predictions_as_pickle(run_tool, short_options, tmp_path):
+    config = 'configs/demo/resnet18_digits.py'
+    options = short_options(config)
+    assert run_tool('train', config, '--work-dir', tmp_path, *options)[0] == 0
+    args = [config, tmp_path / 'epoch_1.pth', '--work-dir', tmp_path]
+    code, _, err = run_tool('test', *args, '--out', tmp_path / 'all.pkl', *options)
+    assert code == 0, err
+    with open(tmp_path / 'all.pkl', 'rb') as file:
+        predictions = pickle.load(file)
+    assert len(predictions) == 4
+    assert predictions[0]['pred_score'].shape == (10,)
+
+
+@pytest.mark.parametrize(
+    ('args', 'message'),
+    [
+        (['configs/demo/resnet18_digit.py'], r'does not exist; did you mean .*resnet18_digits\.py'),
+        (['configs/_base_/digits_detection.py'], 'has no `model`: it is a fragment'),
+        (['configs/demo/resnet18_digits.py', '--resume', 'nowhere.pth'], 'nowhere.pth does not'),
+    ],
+)
+def test_mistakes_in_arguments_are_one_message(args, message, run_tool, tmp_path):
+    code, _, err = run_tool('train', *args, '--work-dir', tmp_path)
+    assert code == 2
+    assert re.search(message, err), err
+    assert 'Traceback' not in err
+
+
+@pytest.mark.parametrize(
+    ('option', 'message'),
+    [
+        ('model.backbone.type=ResNett', 'cannot be built: .*ResNett'),
+        ('model.backbone.dephts=18', "cannot be built: .*'dephts'"),
+    ],
+)
+def test_mistakes_in_a_config_are_one_message(option, message, run_tool, short_options, tmp_path):
+    config = 'configs/demo/resnet18_digits.py'
+    options = short_options(config, option)
+    code, _, err = run_tool('train', config, '--work-dir', tmp_path, *options)
+    assert code == 2
+    assert re.search(message, err), err
+    assert 'Traceback' not in err
+
+
+def test_missing_data_is_named_before_training(run_tool, tmp_path):
+    config = 'configs/demo/resnet18_digits.py'
+    nowhere = tmp_path / 'nowhere'
+    options = [f'train_dataloader.dataset.data_root={nowhere}', 'demo_data.root=' + str(tmp_path)]
+    code, _, err = run_tool('train', config, '--work-dir', tmp_path, '--cfg-options', *options)
+    assert code == 2
+    assert str(nowhere) in err
+    assert 'train_dataloader.dataset' in err
+
+
+def test_amp_needs_a_gpu(run_tool, tmp_path):
+    if torch.cuda.is_available():
+        pytest.skip('there is a GPU: AMP works (this checks machines without CUDA)')
+    code, _, err = run_tool('train', 'configs/demo/resnet18_digits.py', '--amp')
+    assert code == 2
+    assert '--amp needs a GPU' in err
+
+
+@pytest.mark.parametrize(
+    ('args', 'message'),
+    [
+        (['nowhere.pth'], 'checkpoint nowhere.pth does not exist'),
+        (['nowhere.pth', '--out', 'figures.txt'], 'must end in .json, .pkl or .pickle'),
+    ],
+)
+def test_mistakes_in_testing_are_one_message(args, message, run_tool):
+    code, _, err = run_tool('test', 'configs/demo/resnet18_digits.py', *args)
+    assert code == 2
+    assert message in err
+
+
+def test_two_processes_without_a_gpu(short_options, tmp_path):
+    """Through the launcher script, on gloo; both ranks share one training set."""
+    with socket.socket() as probe:
+        probe.bind(('127.0.0.1', 0))
+        port = probe.getsockname()[1]
+    config = 'configs/demo/resnet18_digits.py'
+    env = {**os.environ, 'PORT': str(port), 'PYTHON': sys.executable, 'OMP_NUM_THREADS': '1'}
+    env['CUDA_VISIBLE_DEVICES'] = ''
+    options = short_options(config, 'default_hooks.logger.interval=1')
+    cmd = ['tools/dist_train.sh', config, '2', '--work-dir', str(tmp_path), *options]
+    done = subprocess.run(cmd, cwd=PROJECT, env=env, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    # 4 pictures in batches of 2 on 2 ranks are one step
+    assert '[1][1/1]' in done.stdout + done.stderr
+    cmd = ['tools/dist_test.sh', config, str(tmp_path / 'epoch_1.pth'), '2']
+    cmd += ['--work-dir', str(tmp_path), '--out', str(tmp_path / 'two.json'), *options]
+    done = subprocess.run(cmd, cwd=PROJECT, env=env, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert 'accuracy/top1' in json.loads((tmp_path / 'two.json').read_text())['metrics']

@@ -1,0 +1,33 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""Convert the weights of another code base for an mmpretrain classifier."""
+
+from __future__ import annotations
+
+import argparse
+
+from fgc_mm.backbones.convert import FORMATS, convert_file
+
+
+def parse_args() -> argparse.Namespace:
+    formats = '\n'.join(f'  {fmt.name}: {fmt.about}' for fmt in FORMATS)
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        epilog=f'The format is detected:\n{formats}',
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument('src', help='weight file of another code base')
+    parser.add_argument('dst', help='checkpoint to write, for load_from or init_cfg')
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse_args()
+    try:
+        conversion = convert_file(args.src, args.dst)
+    except (OSError, ValueError) as error:
+        raise SystemExit(f'convert_weights: {error}') from error
+    print(f'{args.dst}: {conversion}')
+
+
+if __name__ == '__main__':
+    main()

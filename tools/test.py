@@ -1,0 +1,52 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""Test a checkpoint: the task's metric and the computation the gates save."""
+
+import argparse
+from pathlib import Path
+
+from mmengine.evaluator import DumpResults
+
+import fgc_mm  # noqa: F401  registers gates, backbones and hooks
+from fgc_mm.engine import launch
+from fgc_mm.evaluation import report
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('config', help='config file')
+    parser.add_argument('checkpoint', help='checkpoint file')
+    parser.add_argument(
+        '--out', help='write the figures to a .json file, or all predictions to a .pkl file'
+    )
+    parser.add_argument('--show', action='store_true', help='show predictions in a window')
+    parser.add_argument('--show-dir', help='folder for pictures with the predictions drawn in')
+    parser.add_argument('--wait-time', type=float, default=2, help='seconds a window stays')
+    parser.add_argument('--tta', action='store_true', help="the config's test-time augmentation")
+    launch.add_common_arguments(parser)
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse_args()
+    suffix = Path(args.out).suffix if args.out else None
+    if suffix not in (None, '.json', '.pkl', '.pickle'):
+        raise launch.UsageError(f'--out {args.out}: the name must end in .json, .pkl or .pickle')
+    cfg = launch.load_config(args)
+    cfg.load_from = launch.existing(args.checkpoint)
+    if args.show or args.show_dir:
+        launch.draw_predictions(cfg, args.show, args.show_dir, args.wait_time)
+    if args.tta:
+        launch.augment_test_time(cfg)
+    launch.prepare(cfg, splits=('test',))
+    report.add_macs_hook(cfg)
+    runner = launch.build_runner(cfg)
+    if suffix in ('.pkl', '.pickle'):
+        runner.test_evaluator.metrics.append(DumpResults(out_file_path=args.out))
+    metrics = runner.test()
+    report.print_summary(runner, metrics)
+    if suffix == '.json':
+        report.write_json(args.out, runner, args.config, args.checkpoint, metrics)
+
+
+if __name__ == '__main__':
+    launch.run(main)
