@@ -5,6 +5,7 @@ from .demo import DEMO_KINDS, DIGIT_CLASSES, SEG_CLASSES, SEG_PALETTE, ensure_de
 from .instance_index import (
     INSTANCE_KEY,
     InstanceIndex,
+    count_instances,
     install_instance_index,
     refuse_mixing,
 )
@@ -18,6 +19,7 @@ __all__ = [
     'CIFARBinary',
     'InstanceIndex',
     'check_dataset_paths',
+    'count_instances',
     'ensure_demo_data',
     'install_instance_index',
     'refuse_mixing',

@@ -92,6 +92,25 @@ def install_instance_index(loader: DataLoader, loop: Any = None) -> InstanceInde
     )
 
 
+def count_instances(dataset: Any) -> int:
+    """How many different pictures a training set has.
+
+    Args:
+        dataset (Dataset): The training set, with its wrappers.
+
+    Returns:
+        int: N as in :class:`InstanceIndex`; for a dataset whose items cannot be
+        told apart, its length.
+    """
+    if hasattr(dataset, 'full_init'):
+        dataset.full_init()
+    try:
+        leaves = _leaves(dataset)
+    except TypeError:
+        return len(dataset)
+    return len(np.unique(_scan(leaves)[0]))
+
+
 class _Stamping:
     """``prepare_data`` of a dataset that adds the instance index to what it makes."""
 

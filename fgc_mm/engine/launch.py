@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import copy
 import datetime
 import difflib
@@ -12,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, NoReturn, Optional
 
 import torch
 import torch.distributed as torch_dist
@@ -248,12 +249,29 @@ def build_runner(cfg: Config) -> Runner:
 
 def run(main: Callable[[], Any]) -> None:
     """Call a tool's main function; usage errors become one message, exit code 2."""
+    code = 0
     try:
         main()
     except UsageError as error:
+        code = 2
         if int(os.environ.get('RANK', 0)) == 0:
             print(f'error: {error}', file=sys.stderr)
-        sys.exit(2)
     finally:
-        if torch_dist.is_available() and torch_dist.is_initialized():
+        distributed = torch_dist.is_available() and torch_dist.is_initialized()
+        if distributed:
             torch_dist.destroy_process_group()
+    if distributed:
+        _leave(code)
+    sys.exit(code)
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process without tearing the interpreter down.
+
+    Threads of the process group may still hold tensors when the interpreter
+    goes away under them, and abort the process after its work is done.
+    """
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

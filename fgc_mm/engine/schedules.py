@@ -7,9 +7,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Union
+from weakref import WeakKeyDictionary
 
 from mmengine.dist import get_world_size
 from mmengine.runner import EpochBasedTrainLoop, Runner
+from torch.utils.data import DataLoader
+
+from ..datasets import count_instances
 
 ScheduleCfg = Union[int, float, Mapping[str, Any]]
 
@@ -98,8 +102,9 @@ def epochs_seen(runner: Runner) -> float:
 
     Under an epoch-based loop that is the share of the loader's passes. An
     iteration-based loop leaves its epoch counter at 0; there it is iterations x
-    batch size x ranks / length of the dataset. Gradient accumulation does not
-    matter, a dataset that repeats itself counts as long as it says.
+    batch size x ranks / length of the dataset. Either way a dataset that repeats
+    its pictures passes several epochs at once, as :class:`FGCHook` counts it.
+    Gradient accumulation does not matter.
 
     Args:
         runner (Runner): The runner, while it trains.
@@ -109,7 +114,7 @@ def epochs_seen(runner: Runner) -> float:
     """
     loader = runner.train_dataloader
     if isinstance(runner.train_loop, EpochBasedTrainLoop):
-        return runner.iter / len(loader)
+        return runner.iter / len(loader) * _repeats(loader)
     batch_size = loader.batch_size or getattr(loader.batch_sampler, 'batch_size', None)
     if batch_size is None:
         raise ValueError(
@@ -117,10 +122,20 @@ def epochs_seen(runner: Runner) -> float:
             'counted; give it that attribute'
         )
     try:
-        instances = len(loader.dataset)
+        items = len(loader.dataset)
     except TypeError as error:
         raise ValueError(
             f'{type(loader.dataset).__name__} has no length, so epochs cannot be counted; give '
             'constant values instead of schedules'
         ) from error
-    return runner.iter * batch_size * get_world_size() / instances
+    return runner.iter * batch_size * get_world_size() / items * _repeats(loader)
+
+
+_REPEATS: WeakKeyDictionary[DataLoader, float] = WeakKeyDictionary()
+
+
+def _repeats(loader: DataLoader) -> float:
+    """How often a pass over the dataset shows each picture, on average."""
+    if loader not in _REPEATS:
+        _REPEATS[loader] = len(loader.dataset) / max(1, count_instances(loader.dataset))
+    return _REPEATS[loader]

@@ -4,7 +4,14 @@ from .bin_concrete import BinConcreteGate
 from .fbs import FBSGate
 from .record import GateRecord
 from .site import GateSite
-from .utils import find_gates, force_gates, gated_blocks, match_blocks, select_blocks
+from .utils import (
+    find_gates,
+    force_gates,
+    gated_blocks,
+    match_blocks,
+    select_blocks,
+    set_threshold,
+)
 
 __all__ = [
     'BinConcreteGate',
@@ -17,4 +24,5 @@ __all__ = [
     'gated_blocks',
     'match_blocks',
     'select_blocks',
+    'set_threshold',
 ]

@@ -136,6 +136,26 @@ def select_blocks(model: nn.Module, layers: Layers) -> dict[str, list[tuple[str,
     return {name: blocks[name] for name in match_blocks(layers, list(blocks))}
 
 
+def set_threshold(model: nn.Module, threshold: float) -> None:
+    """Set the probability above which a channel is open in evaluation.
+
+    A higher one closes more channels without any training.
+
+    Args:
+        model (nn.Module): A model with gates.
+        threshold (float): Within (0, 1); the gates are trained for 0.5.
+    """
+    if not 0 < threshold < 1:
+        raise ValueError(f'threshold={threshold} must be within (0, 1)')
+    gates = find_gates(model)
+    without = [name for name, gate in gates.items() if not hasattr(gate, 'threshold')]
+    if not gates or without:
+        what = f'{type(gates[without[0]]).__name__} {without[0]}' if gates else 'the model'
+        raise ValueError(f'threshold={threshold} cannot be set: {what} has no threshold')
+    for gate in gates.values():
+        gate.threshold = threshold  # type: ignore[assignment]
+
+
 @contextmanager
 def force_gates(
     model: nn.Module, value: Union[float, Mapping[str, Union[float, Tensor]]]

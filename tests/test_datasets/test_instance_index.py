@@ -20,7 +20,12 @@ from mmengine.runner import IterBasedTrainLoop, Runner
 from mmengine.structures import BaseDataElement
 from torch.utils.data import DataLoader
 
-from fgc_mm.datasets import INSTANCE_KEY, install_instance_index, refuse_mixing
+from fgc_mm.datasets import (
+    INSTANCE_KEY,
+    count_instances,
+    install_instance_index,
+    refuse_mixing,
+)
 
 
 def pack(results):
@@ -105,6 +110,7 @@ def test_nested_wrappers(options, with_path):
             ],
         )
     )
+    assert count_instances(dataset) == 8
     loader = loader_of(dataset)
     index = install_instance_index(loader)
     pairs = seen(loader)

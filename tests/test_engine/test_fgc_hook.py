@@ -16,7 +16,7 @@ from mmengine.optim import OptimWrapper
 from mmengine.registry import DATASETS, HOOKS, OPTIM_WRAPPERS, TRANSFORMS
 from mmengine.runner import Runner
 
-from fgc_mm.engine import FGCHook, unwrap
+from fgc_mm.engine import FGCHook, epochs_seen, unwrap
 from fgc_mm.gates import find_gates
 
 LAST_TWO = ['backbone.layer3.1.gate1', 'backbone.layer3.2.gate1']
@@ -191,9 +191,10 @@ def test_warm_up_and_schedule_count_instances_seen(train):
 def test_repeated_pictures_are_one_instance(train, digits_cfg):
     inner = digits_cfg().train_dataloader.dataset
     dataset = dict(_delete_=True, type='RepeatDataset', times=2, dataset=dict(**inner))
-    _, watch = train(max_epochs=1, **{'train_dataloader.dataset': dataset})
+    runner, watch = train(max_epochs=1, **{'train_dataloader.dataset': dataset})
     assert watch.hook.num_instances == 40
     assert watch.hook.epochs == 2.0
+    assert epochs_seen(runner) == 2.0  # the other hooks' schedules count alike
     # 32 of 80 items in a batch: some pictures come twice, and are mixed in twice.
     indices = [batch['indices'].tolist() for batch in watch.batches]
     assert any(len(set(batch)) < len(batch) for batch in indices)

@@ -4,7 +4,14 @@ import torch
 import torch.nn as nn
 
 from fgc_mm.backbones import GatedResNet
-from fgc_mm.gates import find_gates, force_gates, gated_blocks, match_blocks, select_blocks
+from fgc_mm.gates import (
+    find_gates,
+    force_gates,
+    gated_blocks,
+    match_blocks,
+    select_blocks,
+    set_threshold,
+)
 
 NAMES_18 = [f'layer{stage}.{block}' for stage in (1, 2, 3, 4) for block in (0, 1)]
 
@@ -141,3 +148,33 @@ def test_force_gates_lets_go_after_an_error(r18):
 def test_force_gates_bad_input(r18, value, words):
     with pytest.raises(ValueError, match=words), force_gates(r18, value):
         pass
+
+
+def test_threshold_closes_what_is_less_probable():
+    torch.manual_seed(0)
+    backbone = GatedResNet(18, base_channels=8).eval()
+    gates = find_gates(backbone)
+    for gate in gates.values():
+        torch.nn.init.normal_(gate.fc2.bias)
+    set_threshold(backbone, 0.7)
+    backbone(torch.rand(2, 3, 32, 32))
+    for gate in gates.values():
+        assert torch.equal(gate.record.mask, (gate.record.probs > 0.7).float())
+        assert 0 < gate.record.mask.mean() < 1
+
+
+@pytest.mark.parametrize(
+    'model, threshold, message',
+    [
+        (GatedResNet(18, base_channels=8), 1.0, r'threshold=1.0 must be within \(0, 1\)'),
+        (GatedResNet(18, base_channels=8, gate=None), 0.4, 'the model has no threshold'),
+        (
+            GatedResNet(18, base_channels=8, gate=dict(type='FBSGate')),
+            0.4,
+            'FBSGate layer1.0.gate1 has no threshold',
+        ),
+    ],
+)
+def test_threshold_that_cannot_be_set(model, threshold, message):
+    with pytest.raises(ValueError, match=message):
+        set_threshold(model, threshold)

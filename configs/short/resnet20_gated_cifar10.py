@@ -1,0 +1,19 @@
+# ResNet-20, dense weights, eight epochs: batch shaping makes the gates conditional, L0 holds them down.
+# The weights: tools/convert_weights.py data/weights/resnet20-12fca82f.th work_dirs/weights/resnet20_cifar10.pth
+_base_ = '../_base_/cifar10_short.py'
+model = dict(
+    type='ImageClassifier',
+    backbone=dict(type='GatedResNetCifar', depth=20),
+    neck=dict(type='GlobalAveragePooling'),
+    head=dict(
+        type='LinearClsHead',
+        num_classes=10,
+        in_channels=64,
+        loss=dict(type='CrossEntropyLoss', loss_weight=1.0)))
+load_from = 'work_dirs/weights/resnet20_cifar10.pth'
+optim_wrapper = dict(paramwise_cfg=dict(custom_keys={'gate': dict(decay_mult=0.)}))
+custom_hooks = [
+    dict(type='BatchShapingHook', zeta=dict(start=0, end=4, begin=0.75, value=0)),
+    dict(type='L0Hook', rho=0.4),
+    dict(type='GatedMACsHook'),
+]
