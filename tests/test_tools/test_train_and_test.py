@@ -50,6 +50,16 @@ def test_train_resume_and_test(name, run_tool, short_options, tmp_path):
     assert len(drawn) == 4
 
 
+def test_resume_without_a_checkpoint_keeps_load_from(run_tool, short_options, tmp_path):
+    config = 'configs/demo/resnet18_digits.py'
+    start, fresh = tmp_path / 'start', tmp_path / 'fresh'
+    assert run_tool('train', config, '--work-dir', start, *short_options(config))[0] == 0
+    options = short_options(config, f'load_from={start}/epoch_1.pth')
+    code, out, err = run_tool('train', config, '--work-dir', fresh, '--resume', *options)
+    assert code == 0, err
+    assert f'Load checkpoint from {start}/epoch_1.pth' in out + err
+
+
 def test_predictions_as_pickle(run_tool, short_options, tmp_path):
     config = 'configs/demo/resnet18_digits.py'
     options = short_options(config)
