@@ -5,7 +5,7 @@ _base_ = '../_base_/cifar10_short.py'
 model = dict(
     type='ImageClassifier',
     backbone=dict(
-        type='GatedResNetCifar', depth=20, gate=dict(type='BinConcreteGate', bias_init=4.)),
+        type='GatedResNetCifar', depth=20, gate=dict(type='BinConcreteGate', bias_init=3.)),
     neck=dict(type='GlobalAveragePooling'),
     head=dict(
         type='LinearClsHead',
@@ -15,7 +15,7 @@ model = dict(
 load_from = 'work_dirs/weights/resnet20_cifar10.pth'
 optim_wrapper = dict(paramwise_cfg=dict(custom_keys={'gate': dict(lr_mult=10., decay_mult=0.)}))
 custom_hooks = [
-    dict(type='BatchShapingHook', zeta=dict(start=0, end=4, begin=0.01, value=0)),
-    dict(type='L0Hook', rho=dict(start=0, end=2, value=4.)),
+    dict(type='BatchShapingHook', zeta=dict(start=0, end=4, begin=0.02, value=0)),
+    dict(type='L0Hook', rho=dict(start=0, end=2, value=1.)),
     dict(type='GatedMACsHook'),
 ]
