@@ -58,7 +58,7 @@ def main() -> None:
     rows = pictures.macs_rows(results)
     print_table([*rows, pictures.all_pictures(rows)])
     pictures.write_rows(rows, out_dir)
-    print(f'drawn in {os.path.join(out_dir, "vis")}, figures in {os.path.join(out_dir, "macs.csv")}')
+    print(f'{out_dir}: pictures in vis/, figures in macs.csv and macs.json')
 
 
 if __name__ == '__main__':

@@ -53,7 +53,11 @@ def find_pictures(path: str) -> list[str]:
 
 
 def infer(
-    cfg: Config, checkpoint: str, pictures: Sequence[str], out_dir: str, device: Optional[str] = None
+    cfg: Config,
+    checkpoint: str,
+    pictures: Sequence[str],
+    out_dir: str,
+    device: Optional[str] = None,
 ) -> Iterator[tuple[str, ImageMACs]]:
     """Predict pictures one by one with the task's own inferencer.
 
