@@ -65,12 +65,13 @@ class NamingPipeline:
 
     def __call__(self, data: Any) -> Any:
         info = data if isinstance(data, Mapping) else {}
-        paths = [info.get(key) for key in _KEYS]  # before a transform changes them
+        # Taken before a transform changes them.
+        paths = [info[key] for key in _KEYS if _is_local(info.get(key))]
         try:
             return self.pipeline(data)
         except Exception as error:
             for path in paths:
-                fault = picture_fault(path) if _is_local(path) else None
+                fault = picture_fault(path)
                 if fault is not None:
                     raise BrokenPictureError(fault) from error
             raise

@@ -51,8 +51,8 @@ def published(checkpoint: Mapping[str, Any], no_ema: bool = False) -> dict[str, 
     # A view would take the whole storage it looks at along.
     state = OrderedDict((key, value.detach().cpu().clone()) for key, value in weights.items())
     meta = checkpoint.get('meta') if 'state_dict' in checkpoint else None
-    meta = {key: _plain(meta[key]) for key in _META if key in (meta or {})}
-    return dict(meta=meta, state_dict=state)
+    kept = {key: _plain(value) for key, value in (meta or {}).items() if key in _META}
+    return dict(meta=kept, state_dict=state)
 
 
 def publish(source: Union[str, Path], target: Union[str, Path], no_ema: bool = False) -> Path:

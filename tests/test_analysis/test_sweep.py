@@ -67,7 +67,7 @@ def test_values_of_the_command_line():
         grid([['k']], HOOKS)
     with pytest.raises(ValueError, match=r'several hooks have it \(L0Hook, FGCHook\)'):
         grid([['log_interval', '1']], HOOKS)
-    with pytest.raises(ValueError, match='no hook has it; .*GatedMACsHook'):
+    with pytest.raises(ValueError, match=r'no hook has it; .*GatedMACsHook'):
         grid([['kk', '1']], HOOKS)
 
 

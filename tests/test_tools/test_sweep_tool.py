@@ -86,6 +86,6 @@ def test_a_run_that_fails_is_reported(config, run_tool, short_options, tmp_path,
     monkeypatch.setenv('PYTHONPATH', os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')]))
     args = [config, '--set', 'k', '1', '--seeds', '0', '--work-dir', tmp_path / 'work']
     options = short_options(config, 'model.backbone.type=NoSuchNet')
-    code, out, err = run_tool('sweep', *args, *options)
+    code, out, _ = run_tool('sweep', *args, *options)
     assert code == 2
     assert 'failed with code 2' in out and 'NoSuchNet' in out
