@@ -2,6 +2,7 @@
 """Damaged data and wrong checkpoints, through the tools: one message that names the culprit."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -117,10 +118,23 @@ def test_a_checkpoint_of_another_network(
 def test_dense_weights_in_a_gated_network_are_allowed(run_tool, short_options, tmp_path):
     checkpoint = save_untrained(CLASSIFIER, tmp_path / 'dense.pth')
     config = 'configs/demo/resnet18_digits_gated.py'
-    args = [config, checkpoint, '--work-dir', tmp_path, *short_options(config)]
+    figures = tmp_path / 'figures.json'
+    args = [config, checkpoint, '--work-dir', tmp_path, '--out', figures, *short_options(config)]
     code, out, err = run_tool('test', *args)
     assert code == 0, err
-    assert 'gates/openness' in out
+    # The table of the gates, printed and written.
+    assert re.search(r'gate +channels +open, mean +min +max +always on +never on', out + err)
+    layers = json.loads(figures.read_text())['layers']
+    assert [row['channels'] for row in layers] == [16, 16, 32, 32, 64, 64, 128, 128]
+    assert set(layers[0]) == {
+        'gate',
+        'channels',
+        'openness_mean',
+        'openness_min',
+        'openness_max',
+        'always_on',
+        'never_on',
+    }
 
 
 def test_a_file_that_is_no_checkpoint(run_tool, few_digits, tmp_path):
