@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mmengine.config import DictAction
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 import fgc_mm  # noqa: F401  registers gates, backbones and hooks
@@ -37,12 +38,17 @@ def print_table(rows: list) -> None:
     notes = ('', '% of backbone', 'backbone, G', 'backbone, G', 'model, G', 'model, G')
     for title, note in zip(titles, notes, strict=True):
         justify = 'right' if note else 'left'
-        table.add_column(f'{title}\n{note}', justify=justify, overflow='fold')
+        table.add_column(f'{title}\n{note}', justify=justify, no_wrap=True)
     for row in rows:
         _, saved, *macs = (row[name] for name in pictures.COLUMNS)
         name = os.path.basename(row['picture'])
         table.add_row(name, f'{saved:.2f}', *(f'{value:.4g}' for value in macs))
-    Console().print(table)
+    console = Console()
+    # A file, or a narrow window: longer lines are better than cut names.
+    console.width = max(
+        console.width, Measurement.get(console, console.options.update(width=1000), table).maximum
+    )
+    console.print(table)
 
 
 def main() -> None:

@@ -77,7 +77,9 @@ def publish(source: Union[str, Path], target: Union[str, Path], no_ema: bool = F
     # The digits of an earlier publication are not those of this file.
     stem = re.sub(r'-[0-9a-f]{8}$', '', stem)
     try:
-        checkpoint = CheckpointLoader.load_checkpoint(str(source), map_location='cpu')
+        checkpoint = CheckpointLoader.load_checkpoint(
+            str(source), map_location='cpu', logger='silent'
+        )
     except FileNotFoundError:
         raise
     except Exception as error:

@@ -85,7 +85,7 @@ def infer(
             f'{", ".join(map(repr, _INFERENCERS))}'
         )
     try:
-        weights = CheckpointLoader.load_checkpoint(checkpoint, map_location='cpu')
+        weights = CheckpointLoader.load_checkpoint(checkpoint, map_location='cpu', logger='silent')
     except Exception as error:
         raise CheckpointMismatchError(
             f'{checkpoint} cannot be read as a checkpoint: {error}'

@@ -83,7 +83,9 @@ def test_inferencer_infer_and_publish(name, run_tool, trained, photos, tmp_path)
 
     pattern, use_inferencer = TASKS[name]
     config = f'configs/demo/{name}.py'
-    checkpoint = trained(config)
+    # Gates that start undecided instead of open.
+    half_open = ['model.backbone.gate.type=BinConcreteGate', 'model.backbone.gate.bias_init=0']
+    checkpoint = trained(config, *half_open)
     folder = photos(pattern)
     pictures = sorted(str(path) for path in folder.iterdir() if path.suffix != '.txt')
 
@@ -104,7 +106,7 @@ def test_inferencer_infer_and_publish(name, run_tool, trained, photos, tmp_path)
     executed = [row['backbone_executed_G'] for row in figures['pictures']]
     dense = [row['backbone_dense_G'] for row in figures['pictures']]
     ratio = 100 * (1 - sum(executed) / sum(dense))
-    assert figures['all']['pruning_ratio'] == pytest.approx(ratio) and ratio != 0
+    assert figures['all']['pruning_ratio'] == pytest.approx(ratio) and ratio > 5
     assert f'{ratio:.2f}' in printed and Path(pictures[1]).name in printed
 
     code, printed, err = run_tool('publish', checkpoint, tmp_path / 'public' / 'net.pth')
