@@ -190,7 +190,8 @@ class Run:
 
     @property
     def config(self) -> Path:
-        return self.folder / 'config.py'
+        # Not in the run's own folder: the Runner writes its config there, under the same name.
+        return self.folder.parent / 'config.py'
 
     @property
     def figures(self) -> Path:

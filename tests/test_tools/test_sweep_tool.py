@@ -63,7 +63,7 @@ def test_two_points_for_real(config, run_tool, short_options, tmp_path, monkeypa
     code, out, err = run_tool('sweep', *args)
     assert code == 0, out + err
     log = (work / 'k=1' / 'seed4' / 'train.log').read_text()
-    assert 'loss_fgc' in log and 'seed: 4' in log.lower()
+    assert 'loss_fgc' in log and 'seed: 4' in log
     with open(work / 'table.csv') as file:
         rows = list(csv.DictReader(file))
     assert [row['setting'] for row in rows] == ['k=1', 'k=2']
