@@ -1,9 +1,9 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
 """Ablations: the same training with other settings of its hooks, several seeds each.
 
-A point of a sweep is a set of hook fields, a run is a point with a seed. Every
-run has a folder of its own with a config that inherits the base config, and is
-done once its ``figures.json`` is there.
+A point of a sweep is a set of hook fields, and has a config that inherits the
+base config. A run is a point with a seed, has a folder of its own, and is done
+once its ``figures.json`` is there.
 """
 
 from __future__ import annotations
