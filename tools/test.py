@@ -8,6 +8,7 @@ from mmengine.evaluator import DumpResults
 
 import fgc_mm  # noqa: F401  registers gates, backbones and hooks
 from fgc_mm.engine import launch
+from fgc_mm.engine.checkpoint_fit import CheckpointFitHook, CheckpointMismatchError
 from fgc_mm.evaluation import report
 
 
@@ -42,7 +43,11 @@ def main() -> None:
     runner = launch.build_runner(cfg)
     if suffix in ('.pkl', '.pickle'):
         runner.test_evaluator.metrics.append(DumpResults(out_file_path=args.out))
-    metrics = runner.test()
+    runner.register_hook(CheckpointFitHook(args.checkpoint))
+    try:
+        metrics = report.add_derived(runner.test())
+    except CheckpointMismatchError as error:
+        raise launch.UsageError(str(error)) from error
     report.print_summary(runner, metrics)
     if suffix == '.json':
         report.write_json(args.out, runner, args.config, args.checkpoint, metrics)

@@ -16,10 +16,13 @@ import torch
 PROJECT = Path(__file__).parents[2]
 
 DEMOS = {
-    'faster_rcnn_r18_digits': 'pascal_voc/mAP',
-    'pspnet_r18_digits': 'mIoU',
-    'resnet18_digits': 'accuracy/top1',
+    'faster_rcnn_r18_digits': ['pascal_voc/mAP'],
+    'pspnet_r18_digits': ['mIoU', 'pixel_accuracy'],
+    'resnet18_digits': ['accuracy/top1', 'error/top1', 'error/top5'],
 }
+COUNTED = [
+    f'macs/{part}_{kind}_G' for part in ('backbone', 'model') for kind in ('executed', 'dense')
+]
 
 
 @pytest.mark.parametrize('name', DEMOS)
@@ -43,9 +46,10 @@ def test_train_resume_and_test(name, run_tool, short_options, tmp_path):
     code, out, err = run_tool('test', *args, *options)
     assert code == 0, err
     written = json.loads(figures.read_text())
-    assert DEMOS[name] in written['metrics']
+    summary = out[out.index('Results') :]
+    for key in [*DEMOS[name], *COUNTED, 'macs/pruning_ratio']:
+        assert key in written['metrics'] and key in summary
     assert written['metrics']['macs/pruning_ratio'] == 0
-    assert DEMOS[name] in out[out.index('Results') :]
     drawn = [p for p in pictures.rglob('*') if p.suffix in ('.png', '.jpg')]
     assert len(drawn) == 4
 
