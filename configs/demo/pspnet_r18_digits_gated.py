@@ -19,7 +19,7 @@ param_scheduler = [
 ]
 default_hooks = dict(checkpoint=dict(interval=max_epochs))
 custom_hooks = [
-    dict(type='L0Hook', rho=dict(start=0, end=2, value=0.2)),
+    dict(type='L0Hook', rho=dict(start=0, end=2, value=0.35)),
     dict(type='BatchShapingHook', zeta=dict(start=0, end=6, begin=0.01, value=0), history=7),
     dict(type='GatedMACsHook'),
 ]
