@@ -23,6 +23,8 @@ from mmengine.runner import Runner
 
 from fgc_mm.datasets import check_dataset_paths, ensure_demo_data
 
+from .start_weights import check_start_weights
+
 
 class UsageError(Exception):
     """A mistake the user can mend; shown as one message without a traceback."""
@@ -93,10 +95,20 @@ def existing(checkpoint: str) -> str:
 
 
 def prepare(cfg: Config, splits: tuple[str, ...]) -> None:
-    """Everything between the config and the Runner: data, processes, defaults."""
+    """Everything between the config and the Runner: weights, data, processes, defaults."""
+    if 'train' in splits:
+        prepare_weights(cfg)
     prepare_data(cfg, splits)
     fill_dataloader_defaults(cfg)
     prepare_distributed(cfg)
+
+
+def prepare_weights(cfg: Config) -> None:
+    """See that the weights a training starts from are there."""
+    try:
+        check_start_weights(cfg)
+    except FileNotFoundError as error:
+        raise UsageError(str(error)) from error
 
 
 def prepare_data(cfg: Config, splits: tuple[str, ...]) -> None:
