@@ -1,6 +1,7 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
 """A few small pictures in the layout of every dataset, and configs cut down to them."""
 
+import functools
 import json
 import logging
 import shutil
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
+from mmengine.config import utils as config_utils
 from mmengine.utils import ManagerMixin
 
 import fgc_mm  # noqa: F401
@@ -25,7 +27,7 @@ def make_voc(demo, root):
     """Scenes of the demo, twice as large, whose digits are called by names of VOC's classes."""
     names = ['aeroplane', 'bicycle', 'bird', 'boat', 'bottle', 'bus', 'car', 'cat', 'chair', 'cow']
     digits = ['zero', 'one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine']
-    source, target = demo / 'detection/VOCdevkit/VOC2007', root / 'VOCdevkit/VOC2007'
+    source, target = demo / 'detection/VOCdevkit/VOC2007', root / 'VOC2007'
     for folder in ('Annotations', 'JPEGImages', 'ImageSets/Main'):
         (target / folder).mkdir(parents=True)
     for split, count in (('trainval', TRAIN), ('test', TEST)):
@@ -89,22 +91,45 @@ def make_cifar(root, folder, files, label_bytes):
 
 
 @pytest.fixture(scope='session')
-def data(demo_root, tmp_path_factory):
-    """The root of every dataset, by the name of its class."""
-    root = tmp_path_factory.mktemp('data')
-    make_voc(demo_root, root)
-    make_coco(root / 'VOCdevkit/VOC2007', root / 'coco')
-    make_imagenet(root / 'imagenet')
-    files = {'data_batch_1.bin': TRAIN, 'test_batch.bin': TEST}
-    make_cifar(root / 'cifar10', 'cifar-10-batches-bin', files, 1)
-    make_cifar(root / 'cifar100', 'cifar-100-binary', {'train.bin': TRAIN, 'test.bin': TEST}, 2)
-    return {
-        'VOCDataset': f'{root}/VOCdevkit/',
-        'CocoDataset': f'{root}/coco/',
-        'CityscapesDataset': f'{demo_root}/segmentation/',
-        'ImageNet': f'{root}/imagenet',
-        'CIFARBinary': {'cifar10': f'{root}/cifar10', 'cifar100': f'{root}/cifar100'},
-    }
+def data(request, tmp_path_factory):
+    """``data(dataset)``: where the files of a dataset's config lie, made when first asked for."""
+    made = {}
+
+    def demo():
+        return request.getfixturevalue('demo_root')
+
+    def make(kind, root):
+        if kind == 'VOCDataset':
+            make_voc(demo(), root)
+        elif kind == 'CocoDataset':
+            make_coco(Path(data('VOCDataset')) / 'VOC2007', root)
+        elif kind == 'ImageNet':
+            make_imagenet(root)
+        elif kind == 'cifar10':
+            files = {'data_batch_1.bin': TRAIN, 'test_batch.bin': TEST}
+            make_cifar(root, 'cifar-10-batches-bin', files, 1)
+        else:
+            make_cifar(root, 'cifar-100-binary', {'train.bin': TRAIN, 'test.bin': TEST}, 2)
+
+    def data(kind):
+        if kind == 'CityscapesDataset':  # the demo has its tree and its file names
+            return f'{demo()}/segmentation/'
+        if kind not in made:
+            made[kind] = tmp_path_factory.mktemp(kind)
+            make(kind, made[kind])
+        return f'{made[kind]}/'
+
+    return lambda dataset: data(
+        dataset.get('variant', 'cifar10') if dataset.type == 'CIFARBinary' else dataset.type
+    )
+
+
+@pytest.fixture(scope='session', autouse=True)
+def read_metafiles_once():
+    """mmengine reads all metafiles of a package for each base that is taken from it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(config_utils, 'load', functools.cache(config_utils.load))
+        yield
 
 
 # Per transform: its options for small pictures.
@@ -131,9 +156,7 @@ def small_options(cfg, data, work_dir):
     }
     for split, count in (('train', TRAIN), ('test', TEST)):
         key, loader = f'{split}_dataloader', cfg[f'{split}_dataloader']
-        root = data[loader.dataset.type]
-        if isinstance(root, dict):
-            root = root[loader.dataset.get('variant', 'cifar10')]
+        root = data(loader.dataset)
         options[f'{key}.dataset.data_root'] = root
         options[f'{key}.dataset.indices'] = count
         options[f'{key}.batch_size'] = 2
