@@ -40,7 +40,7 @@ def test_one_message_with_the_config_that_makes_them(name, run_tool, tmp_path):
 
 def advised(message):
     """The options a message advises, as a user would give them."""
-    options = re.search(r'--cfg-options (.*)', message)[1].split()
+    options = re.search(r'instead:  --cfg-options (.*)', message)[1].split()
     parser = argparse.ArgumentParser()
     parser.add_argument('--cfg-options', nargs='+', action=DictAction)
     return parser.parse_args(['--cfg-options', *options]).cfg_options
