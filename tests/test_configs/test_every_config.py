@@ -21,8 +21,10 @@ GATE_LOSSES = {
     'gated': {'loss_l0'},
     'fgc': {'loss_l0', 'loss_fgc'},
 }
-# Another depth of a network that is trained in the fast tests already.
-DEEPER = re.compile(r'resnet(32|56)_|resnet(34|50)_\w+_imagenet|_r50_\w+_voc|resnet20_\w+_cifar100')
+# Another depth or dataset of a network that is trained in the fast tests already.
+DEEPER = re.compile(
+    r'resnet(32|56)_|resnet(34|50)_\w+_imagenet|resnet20_\w+_cifar100|faster_rcnn_r34_'
+)
 
 
 def stage(name):
