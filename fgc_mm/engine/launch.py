@@ -29,6 +29,8 @@ from fgc_mm.datasets import (
     name_broken_pictures,
 )
 
+from .start_weights import check_start_weights
+
 
 class UsageError(Exception):
     """A mistake the user can mend; shown as one message without a traceback."""
@@ -99,10 +101,20 @@ def existing(checkpoint: str) -> str:
 
 
 def prepare(cfg: Config, splits: tuple[str, ...]) -> None:
-    """Everything between the config and the Runner: data, processes, defaults."""
+    """Everything between the config and the Runner: weights, data, processes, defaults."""
+    if 'train' in splits:
+        prepare_weights(cfg)
     prepare_data(cfg, splits)
     fill_dataloader_defaults(cfg)
     prepare_distributed(cfg)
+
+
+def prepare_weights(cfg: Config) -> None:
+    """See that the weights a training starts from are there."""
+    try:
+        check_start_weights(cfg)
+    except FileNotFoundError as error:
+        raise UsageError(str(error)) from error
 
 
 def prepare_data(cfg: Config, splits: tuple[str, ...]) -> None:
