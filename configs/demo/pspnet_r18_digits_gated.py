@@ -8,8 +8,8 @@ model = dict(
         # Pooled over a whole scene, pictures look alike: batch norm brings out how they differ.
         gate=dict(type='BinConcreteGate', norm_cfg=dict(type='BN1d'), bias_init=3.)))
 load_from = 'work_dirs/pspnet_r18_digits/epoch_16.pth'
-# Half the epochs and half the learning rate, but not for the gates, which are new.
-max_epochs = 8
+# Fewer epochs and half the learning rate, but not for the gates, which are new.
+max_epochs = 10
 optim_wrapper = dict(
     optimizer=dict(lr=5e-4),
     paramwise_cfg=dict(custom_keys={'gate': dict(lr_mult=10., decay_mult=0.)}))
@@ -20,6 +20,6 @@ param_scheduler = [
 default_hooks = dict(checkpoint=dict(interval=max_epochs))
 custom_hooks = [
     dict(type='L0Hook', rho=dict(start=0, end=2, value=0.35)),
-    dict(type='BatchShapingHook', zeta=dict(start=0, end=6, begin=0.01, value=0), history=7),
+    dict(type='BatchShapingHook', zeta=dict(start=0, end=3, begin=0.01, value=0), history=7),
     dict(type='GatedMACsHook'),
 ]
