@@ -153,6 +153,14 @@ class GatedBackbone(BaseModule):
         conv = self.gateable_convs[0] if conv is None else conv
         return self.widths.get(f'{block_name}.{conv}')
 
+    def conv_of(self, gate: str) -> str:
+        """Name of a gate's convolution in ``gated_convs`` and ``widths``.
+
+        Args:
+            gate (str): ``'gate1'`` and so on.
+        """
+        return self.gateable_convs[int(gate.removeprefix('gate')) - 1]
+
     def plain_layers(self) -> list[tuple[str, str]]:
         """(convolution, norm directly after it) of the layers outside of blocks."""
         return []
