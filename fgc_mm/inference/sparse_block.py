@@ -86,7 +86,7 @@ class SparseBlock:
         self.planner = Planner(list(self._costs.values()), granularity, way)
         self._entries: dict[str, _Entry] = {}
         # Whose mode matters: norms and gates decide otherwise in training.
-        self._modes = [block, *block.gates().values()]
+        self._modes: list[nn.Module] = [block, *block.gates().values()]
         self._modes += [module for module in block.modules() if isinstance(module, _BatchNorm)]
 
     def attach(self) -> None:

@@ -245,7 +245,12 @@ def test_macs_are_counted_alike(family):
     x = pictures(3)
     wanted = count_macs(model, x)
     for way in ('groups', 'union', 'auto'):
-        assert count_macs(enable_sparse(model, way=way), x) == wanted
+        counted = count_macs(enable_sparse(model, way=way), x)
+        for image, want in zip(counted, wanted, strict=True):
+            # Parts of a batch are added up in another order.
+            assert image.model_dense == pytest.approx(want.model_dense, rel=1e-12)
+            assert image.model_executed == pytest.approx(want.model_executed, rel=1e-12)
+            assert image.decisions == want.decisions
 
 
 def test_layout_is_that_of_the_input():
@@ -278,14 +283,14 @@ def test_autocast():
                 assert (out - want).abs().max() <= 0.05 * want.abs().max()
 
 
-def test_a_block_that_cannot_be_gathered_stays_masked(caplog):
+def test_a_block_that_cannot_be_gathered_stays_masked(capfd):
     norm = dict(type='GN', num_groups=4)
     model = build(norm_cfg=norm)
     x = pictures(2)
     wanted = model(x)
     enable_sparse(model)
     assert not is_sparse(model)
-    assert 'layer1.0 stays masked, gn1 is a GroupNorm' in caplog.text
+    assert 'layer1.0 stays masked, gn1 is a GroupNorm' in ''.join(capfd.readouterr())
     assert_equal_outputs(model(x), wanted)
 
 
