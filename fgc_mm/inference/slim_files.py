@@ -56,12 +56,17 @@ def slim_checkpoint(
     if not find_gates(model):
         raise ValueError(f'the model {type(model).__name__} has no gates, there is nothing to slim')
     loaded = load_fitting(model, checkpoint)
-    loader = runner.build_dataloader(cfg[f'{split}_dataloader'])
+    try:
+        loader = runner.build_dataloader(cfg[f'{split}_dataloader'])
+    except ValueError as error:  # mmengine cannot build an empty dataset
+        raise ValueError(
+            f'the calibration set, {split}_dataloader, has no images or cannot be read: {error}'
+        ) from error
     if not len(loader.dataset):
         raise ValueError(f'the calibration set, {split}_dataloader, has no images')
     result = slim(model, _usage(model, loader), tolerance)
     slim_cfg = _slim_config(cfg, result.backbones)
-    smaller = runner.build_model(slim_cfg.model)
+    smaller = runner.build_model(_model_config(slim_cfg))
     smaller.load_state_dict(result.state_dict)
     smaller.to(next(model.parameters()).device)
     pair = {'before': model, 'after': smaller}
@@ -175,6 +180,14 @@ def _slim_config(cfg: Config, backbones: dict[str, dict[str, Any]]) -> Config:
     for key in ('work_dir', 'launcher', 'resume'):
         slim_cfg.pop(key, None)
     return slim_cfg
+
+
+def _model_config(cfg: Config) -> Any:
+    """The model with the preprocessor that stands beside it, as a Runner has it."""
+    model = copy.deepcopy(cfg.model)
+    if cfg.get('data_preprocessor') is not None:
+        model.setdefault('data_preprocessor', cfg.data_preprocessor)
+    return model
 
 
 @torch.no_grad()
