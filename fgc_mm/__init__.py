@@ -10,11 +10,11 @@ from .versions import check_versions
 
 check_versions()
 
-from . import backbones, datasets, engine, evaluation, gates  # noqa: E402
+from . import backbones, datasets, engine, evaluation, gates, inference  # noqa: E402
 from .registration import teach_config_scopes  # noqa: E402
 
 teach_config_scopes()
 
 __version__ = '0.1.0'
 
-__all__ = ['__version__', 'backbones', 'datasets', 'engine', 'evaluation', 'gates']
+__all__ = ['__version__', 'backbones', 'datasets', 'engine', 'evaluation', 'gates', 'inference']

@@ -10,6 +10,8 @@ import fgc_mm  # noqa: F401  registers gates, backbones and hooks
 from fgc_mm.engine import launch
 from fgc_mm.engine.checkpoint_fit import CheckpointFitHook, CheckpointMismatchError
 from fgc_mm.evaluation import report
+from fgc_mm.gates import find_gates
+from fgc_mm.inference import add_sparse_hook
 
 
 def parse_args() -> argparse.Namespace:
@@ -23,6 +25,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--show-dir', help='folder for pictures with the predictions drawn in')
     parser.add_argument('--wait-time', type=float, default=2, help='seconds a window stays')
     parser.add_argument('--tta', action='store_true', help="the config's test-time augmentation")
+    parser.add_argument(
+        '--sparse', action='store_true', help='compute open channels only, with the same results'
+    )
     launch.add_common_arguments(parser)
     return parser.parse_args()
 
@@ -38,11 +43,17 @@ def main() -> None:
         launch.draw_predictions(cfg, args.show, args.show_dir, args.wait_time)
     if args.tta:
         launch.augment_test_time(cfg)
+    if args.sparse:
+        add_sparse_hook(cfg)
     launch.prepare(cfg, splits=('test',))
     report.add_macs_hook(cfg)
     runner = launch.build_runner(cfg)
     if suffix in ('.pkl', '.pickle'):
         runner.test_evaluator.metrics.append(DumpResults(out_file_path=args.out))
+    if args.sparse and not find_gates(runner.model):
+        raise launch.UsageError(
+            f'--sparse: the model of {args.config} has no gates, so no channel is ever closed'
+        )
     runner.register_hook(CheckpointFitHook(args.checkpoint))
     try:
         metrics = report.add_derived(runner.test())

@@ -1,5 +1,6 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
-from .base import GatedBackbone, GatedBlock, build_gate
+from .base import GatedBackbone
+from .block import GatedBlock, build_gate
 from .mobilenet_v2 import GatedMobileNetV2
 from .resnet import GatedResNet, GatedResNetV1c, GatedResNetV1d
 from .resnet_cifar import GatedResNetCifar

@@ -1,158 +1,22 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
-"""What all gated backbones and their blocks have in common."""
+"""What all gated backbones have in common."""
 
 from __future__ import annotations
 
 import copy
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar, Optional, Union
 
-import torch
 import torch.nn as nn
-import torch.utils.checkpoint as cp
 from mmengine.logging import print_log
 from mmengine.model import BaseModule
-from mmengine.registry import MODELS
-from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..gates import Gate, GateSite, find_gates, match_blocks
+from ..gates import find_gates, match_blocks
 from ..gates.utils import Layers
-
-Activation = Callable[[Tensor], Tensor]
-ApplyGate = Callable[[str, Tensor, Activation], Tensor]
-InitCfg = Union[dict, Sequence[dict], None]
-
-
-class GatedBlock(BaseModule):
-    """A block whose convolutions can be gated.
-
-    A subclass calls :meth:`add_gate` once for every convolution that may be
-    gated, writes its computation as ``body(x, gated)`` and runs it by
-    ``self.run_gated(self.body, x)``. Inside, ``gated(name, feature, act)``
-    stands where the activation would: it activates the feature, notes its
-    pooled value and applies the mask of the gate ``name``; without such a gate
-    it only activates. Because gates are evaluated before ``body``, it can be
-    checkpointed.
-
-    Args:
-        with_cp (bool): Recompute ``body`` in the backward pass to save memory.
-            Defaults to False.
-        init_cfg (dict, optional): Initialization config. Defaults to None.
-    """
-
-    def __init__(self, with_cp: bool = False, init_cfg: InitCfg = None) -> None:
-        super().__init__(init_cfg=init_cfg)
-        self.with_cp = with_cp
-        self._sites: list[GateSite] = []
-
-    def add_gate(
-        self,
-        name: str,
-        cfg: Optional[dict],
-        in_channels: int,
-        channels: int,
-        produces: Sequence[str],
-        consumes: Sequence[str],
-        norm: str,
-    ) -> None:
-        """Build a gate and remember its place.
-
-        Args:
-            name (str): Name of the gate, ``'gate1'`` for ``conv1`` and so on.
-            cfg (dict, optional): Config of the gate without its widths; None
-                leaves the convolution ungated.
-            in_channels (int): Channels of the block input.
-            channels (int): Channels of the gated feature.
-            produces (Sequence[str]): Convolutions whose output it switches.
-            consumes (Sequence[str]): Convolutions whose input it switches.
-            norm (str): The last normalisation before the mask.
-        """
-        if cfg is None:
-            return
-        self.add_module(name, build_gate(cfg, in_channels, channels))
-        self._sites.append(GateSite(name, tuple(produces), tuple(consumes), norm))
-
-    def gate_sites(self) -> list[GateSite]:
-        """Where the gates of this block sit, in the order they are applied."""
-        return list(self._sites)
-
-    def gates(self) -> dict[str, Gate]:
-        """The gates of this block by name."""
-        return {site.gate: getattr(self, site.gate) for site in self._sites}
-
-    def run_gated(self, body: Callable[[Tensor, ApplyGate], Tensor], x: Tensor) -> Tensor:
-        """Evaluate the gates on ``x``, then run ``body`` under their masks.
-
-        Args:
-            body (Callable): ``body(x, gated) -> out``.
-            x (Tensor): The block input, which all gates of the block read.
-
-        Returns:
-            Tensor: What ``body`` returns.
-        """
-        gates = self.gates()
-        multipliers: list[Tensor] = []
-        if gates:
-            pooled = next(iter(gates.values())).pool(x)
-            multipliers = [gate(pooled) for gate in gates.values()]
-
-        def inner(x: Tensor, *multipliers: Tensor) -> tuple[Tensor, ...]:
-            values = dict(zip(gates, multipliers, strict=True))
-            features: dict[str, Tensor] = {}
-
-            def gated(name: str, feature: Tensor, act: Activation) -> Tensor:
-                if name not in values:
-                    return act(feature)
-                out, features[name] = gates[name].activate(feature, values[name], act)
-                return out
-
-            out = body(x, gated)
-            return (out, *(features[name] for name in values))
-
-        differentiable = any(t.requires_grad for t in (x, *multipliers))
-        if self.with_cp and differentiable and torch.is_grad_enabled():
-            out, *features = cp.checkpoint(inner, x, *multipliers, use_reentrant=False)
-        else:
-            out, *features = inner(x, *multipliers)
-        for gate, feature in zip(gates.values(), features, strict=True):
-            gate.note_feature(feature)
-        return out
-
-
-def build_gate(cfg: dict, in_channels: int, channels: int) -> Gate:
-    """Build a gate of the given widths from its config.
-
-    Args:
-        cfg (dict): Config of the gate, such as ``dict(type='BinConcreteGate')``.
-        in_channels (int): Channels of the block input.
-        channels (int): Channels of the gated feature.
-
-    Returns:
-        Gate: The gate.
-    """
-    widths = dict(in_channels=in_channels, channels=channels)
-    for key, width in widths.items():
-        if cfg.get(key, width) != width:
-            raise ValueError(
-                f'gate: {key}={cfg[key]} does not match the convolution, which needs {width}; '
-                'leave it out, the backbone fills it in'
-            )
-    with MODELS.switch_scope_and_registry(cfg.get('_scope_')) as registry:
-        kind = registry.get(cfg['type']) if isinstance(cfg['type'], str) else cfg['type']
-    if not _is_gate(kind):
-        known = [name for name, cls in MODELS.module_dict.items() if _is_gate(cls)]
-        problem = 'is not registered' if kind is None else 'is no gate'
-        raise (KeyError if kind is None else TypeError)(
-            f'gate: type={cfg["type"]!r} {problem}; choose from {", ".join(known)}'
-        )
-    return MODELS.build({**cfg, **widths})
-
-
-def _is_gate(kind: object) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Gate)
+from .block import InitCfg
 
 
 class GatedBackbone(BaseModule):
@@ -171,8 +35,12 @@ class GatedBackbone(BaseModule):
             stages (``'layer4'``), names (``'layer3.1'``) or indices (-1 the
             last) of blocks. Defaults to 'all'.
         gated_convs (str | Sequence[str], optional): Which convolutions of a
-            block are gated, ``'conv1'`` and so on; None or ``'all'`` means all
-            that can be. Defaults to None.
+            block are gated, ``'conv1'`` and so on, or of a single block,
+            ``'layer1.0.conv1'``; None or ``'all'`` means all that can be.
+            Defaults to None.
+        widths (dict, optional): Channels of single convolutions that can be
+            gated, by name, such as ``{'layer1.0.conv1': 37}``; what
+            ``tools/slim.py`` leaves of a network. Defaults to None.
         frozen_stages (int): Stem (0) and stages up to this number are frozen,
             -1 freezes nothing. Defaults to -1.
         norm_eval (bool): Keep batch norm in evaluation mode while training.
@@ -198,6 +66,7 @@ class GatedBackbone(BaseModule):
         gate: Optional[dict] = dict(type='BinConcreteGate'),
         gated_blocks: Layers = 'all',
         gated_convs: Union[str, Sequence[str], None] = None,
+        widths: Optional[Mapping[str, int]] = None,
         frozen_stages: int = -1,
         norm_eval: bool = False,
         with_cp: bool = False,
@@ -223,6 +92,7 @@ class GatedBackbone(BaseModule):
         self.gated_blocks = gated_blocks
         gated_convs = 'all' if gated_convs is None else gated_convs
         self.gated_convs = (gated_convs,) if isinstance(gated_convs, str) else tuple(gated_convs)
+        self.widths = dict(widths or {})
         self.frozen_stages = frozen_stages
         self.norm_eval = norm_eval
         self.with_cp = with_cp
@@ -245,17 +115,55 @@ class GatedBackbone(BaseModule):
         self.block_names = list(names)
         if self.gated_convs == ('all',):
             self.gated_convs = self.gateable_convs
-        if not self.gated_convs or not set(self.gated_convs) <= set(self.gateable_convs):
+        every = [f'{block}.{conv}' for block in names for conv in self.gateable_convs]
+        if not self.gated_convs or not set(self.gated_convs) <= {*self.gateable_convs, *every}:
             raise ValueError(
                 f'{type(self).__name__}: gated_convs={self.gated_convs} must be some of '
-                f'{self.gateable_convs}'
+                f'{self.gateable_convs}, or of a single block such as {every[0]!r}'
             )
+        for name, width in self.widths.items():
+            if name not in every or not isinstance(width, int) or width < 1:
+                raise ValueError(
+                    f'{type(self).__name__}: widths[{name!r}]={width!r} must be a number of '
+                    f'channels of a convolution that can be gated, such as {every[0]!r}: 16'
+                )
         if self.gate is not None:
             self.gated_block_names = match_blocks(self.gated_blocks, names, 'gated_blocks')
 
-    def gate_of(self, block_name: str) -> Optional[dict]:
-        """Config of a block's gates, None if the block is not gated."""
-        return self.gate if block_name in self.gated_block_names else None
+    def gate_of(self, block_name: str, conv: Optional[str] = None) -> Optional[dict]:
+        """Config of the gate of a convolution, None if it has none.
+
+        Args:
+            block_name (str): Name of the block.
+            conv (str, optional): Name of the convolution in it. Defaults to
+                None, the only one that can be gated.
+        """
+        conv = self.gateable_convs[0] if conv is None else conv
+        named = {conv, f'{block_name}.{conv}'} & set(self.gated_convs)
+        return self.gate if block_name in self.gated_block_names and named else None
+
+    def width_of(self, block_name: str, conv: Optional[str] = None) -> Optional[int]:
+        """Channels of a convolution, None if ``widths`` does not name it.
+
+        Args:
+            block_name (str): Name of the block.
+            conv (str, optional): Name of the convolution in it. Defaults to
+                None, the only one that can be gated.
+        """
+        conv = self.gateable_convs[0] if conv is None else conv
+        return self.widths.get(f'{block_name}.{conv}')
+
+    def conv_of(self, gate: str) -> str:
+        """Name of a gate's convolution in ``gated_convs`` and ``widths``.
+
+        Args:
+            gate (str): ``'gate1'`` and so on.
+        """
+        return self.gateable_convs[int(gate.removeprefix('gate')) - 1]
+
+    def plain_layers(self) -> list[tuple[str, str]]:
+        """(convolution, norm directly after it) of the layers outside of blocks."""
+        return []
 
     @abstractmethod
     def frozen_modules(self) -> Iterable[nn.Module]:

@@ -12,7 +12,8 @@ from mmengine.model import Sequential
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from .base import ApplyGate, GatedBackbone, GatedBlock
+from .base import GatedBackbone
+from .block import GatedBlock, RunLayer
 
 
 def make_divisible(value: float, divisor: int = 8) -> int:
@@ -36,6 +37,8 @@ class InvertedResidual(GatedBlock):
         dilation (int): Dilation of the depthwise convolution. Defaults to 1.
         gate (dict, optional): Config of the gate, None for no gate.
             Defaults to None.
+        width (int, optional): Channels of the depthwise convolution. Defaults
+            to None, which goes by ``expand_ratio``.
         conv_cfg (dict, optional): Config of the convolutions. Defaults to None.
         norm_cfg (dict): Config of the norms. Defaults to ``dict(type='BN')``.
         act_cfg (dict): Config of the activations.
@@ -51,6 +54,7 @@ class InvertedResidual(GatedBlock):
         expand_ratio: int,
         dilation: int = 1,
         gate: Optional[dict] = None,
+        width: Optional[int] = None,
         conv_cfg: Optional[dict] = None,
         norm_cfg: dict = dict(type='BN'),
         act_cfg: dict = dict(type='ReLU6'),
@@ -58,7 +62,12 @@ class InvertedResidual(GatedBlock):
     ) -> None:
         super().__init__(with_cp=with_cp)
         self.use_res_connect = stride == 1 and in_channels == out_channels
-        hidden = in_channels * expand_ratio
+        if expand_ratio == 1 and width not in (None, in_channels):
+            raise ValueError(
+                f'InvertedResidual: width={width} must be in_channels={in_channels} where nothing '
+                'is expanded'
+            )
+        hidden = in_channels * expand_ratio if width is None else width
         cfg = dict(conv_cfg=conv_cfg, norm_cfg=norm_cfg)
         depthwise = ConvModule(
             hidden,
@@ -76,18 +85,24 @@ class InvertedResidual(GatedBlock):
             layers.insert(0, ConvModule(in_channels, hidden, 1, act_cfg=act_cfg, **cfg))
         self.conv = nn.Sequential(*layers)
         names = [f'conv.{i}.conv' for i in range(len(layers))]
-        norm = f'conv.{len(layers) - 2}.{depthwise.norm_name}'
-        self.add_gate('gate1', gate, in_channels, hidden, names[:-1], names[-2:], norm=norm)
+        self.add_gate(
+            'gate1', gate, in_channels, hidden, names[:-1], names[-2:], self._norm_names()[:-1]
+        )
 
-    def body(self, x: Tensor, gated: ApplyGate) -> Tensor:
+    def _norm_names(self) -> list[str]:
+        layers: list[Any] = list(self.conv)
+        return [f'conv.{i}.{layer.norm_name}' for i, layer in enumerate(layers)]
+
+    def body(self, x: Tensor, layer: RunLayer) -> Tensor:
         """The block under the masks of its gates."""
         layers: list[Any] = list(self.conv)
-        *expansion, depthwise, projection = layers
+        norms = self._norm_names()
+        depthwise = len(layers) - 2
         out = x
-        for layer in expansion:
-            out = layer(out)
-        out = gated('gate1', depthwise(out, activate=False), depthwise.activate)
-        out = projection(out)
+        for i, module in enumerate(layers[:-1]):
+            gate = 'gate1' if i == depthwise else None
+            out = layer(out, f'conv.{i}.conv', norms[i], module.activate, gate)
+        out = layer(out, f'conv.{depthwise + 1}.conv', norms[-1])
         return x + out if self.use_res_connect else out
 
     def forward(self, x: Tensor) -> Tensor:
@@ -195,6 +210,7 @@ class GatedMobileNetV2(GatedBackbone):
                     expand_ratio=expand_ratio,
                     dilation=self.dilations[i] if j == 0 else 1,
                     gate=self.gate_of(f'layer{i + 1}.{j}'),
+                    width=self.width_of(f'layer{i + 1}.{j}'),
                     with_cp=self.with_cp,
                     **cfg,
                 )
@@ -224,6 +240,10 @@ class GatedMobileNetV2(GatedBackbone):
             raise ValueError(
                 f'{name}: frozen_stages={self.frozen_stages} must be from -1 (none) to {count}'
             )
+
+    def plain_layers(self) -> list[tuple[str, str]]:
+        names = ['conv1', 'conv2'] if self.last_conv else ['conv1']
+        return [(f'{name}.conv', f'{name}.{getattr(self, name).norm_name}') for name in names]
 
     def frozen_modules(self) -> Iterator[nn.Module]:
         """Stem, then the stages up to ``frozen_stages``."""

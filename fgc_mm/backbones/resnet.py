@@ -281,13 +281,18 @@ class GatedResNet(GatedBackbone):
                     conv_cfg=self.conv_cfg,
                     norm_cfg=self.norm_cfg,
                     drop_path_rate=drop_rate,
-                    gate=self.gate_of(f'{name}.{j}'),
-                    gated_convs=self.gated_convs,
+                    gates={c: self.gate_of(f'{name}.{j}', c) for c in self.gateable_convs},
+                    widths={c: self.width_of(f'{name}.{j}', c) for c in self.gateable_convs},
                     init_cfg=init_cfg,
                 )
             )
             inplanes, stride = planes * self.expansion, 1
         return Sequential(*blocks)
+
+    def plain_layers(self) -> list[tuple[str, str]]:
+        if self.deep_stem:
+            return [(f'stem.{i}', f'stem.{i + 1}') for i in (0, 3, 6)]
+        return [('conv1', self.norm1_name)]
 
     def frozen_modules(self) -> list[nn.Module]:
         """Stem and stages up to ``frozen_stages``."""

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Optional
 
 import torch.nn as nn
@@ -11,7 +11,15 @@ from mmcv.cnn import build_conv_layer, build_norm_layer
 from mmcv.cnn.bricks import DropPath
 from torch import Tensor
 
-from .base import ApplyGate, GatedBlock, InitCfg
+from .block import GatedBlock, InitCfg, RunLayer
+
+
+def shortcut_layers(downsample: Optional[nn.Module]) -> list[tuple[str, str]]:
+    """The convolution of a shortcut and its norm, by name."""
+    if downsample is None:
+        return []
+    *_, conv, norm = dict(downsample.named_children())
+    return [(f'downsample.{conv}', f'downsample.{norm}')]
 
 
 class BasicBlock(GatedBlock):
@@ -30,9 +38,10 @@ class BasicBlock(GatedBlock):
         conv_cfg (dict, optional): Config of convolutions. Defaults to None.
         norm_cfg (dict): Config of norms. Defaults to ``dict(type='BN')``.
         drop_path_rate (float): Stochastic depth. Defaults to 0.
-        gate (dict, optional): Config of the gate. Defaults to None, no gate.
-        gated_convs (Sequence[str]): Convolutions to gate. Defaults to
-            ``('conv1',)``.
+        gates (dict, optional): Config of the gate of each convolution that
+            can have one, ``conv1``; None means no gate. Defaults to None.
+        widths (dict, optional): Channels of those convolutions; None means
+            ``planes``. Defaults to None.
         init_cfg (dict, optional): Initialization config. Defaults to None.
     """
 
@@ -53,19 +62,20 @@ class BasicBlock(GatedBlock):
         conv_cfg: Optional[dict] = None,
         norm_cfg: dict = dict(type='BN'),
         drop_path_rate: float = 0.0,
-        gate: Optional[dict] = None,
-        gated_convs: Sequence[str] = gateable_convs,
+        gates: Optional[Mapping[str, Optional[dict]]] = None,
+        widths: Optional[Mapping[str, Optional[int]]] = None,
         init_cfg: InitCfg = None,
     ) -> None:
         super().__init__(with_cp=with_cp, init_cfg=init_cfg)
         if expansion != 1:
             raise ValueError(f'expansion={expansion} must be 1 for a BasicBlock (depth 18, 34)')
-        self.norm1_name, norm1 = build_norm_layer(norm_cfg, planes, postfix=1)
+        width = (widths or {}).get('conv1') or planes
+        self.norm1_name, norm1 = build_norm_layer(norm_cfg, width, postfix=1)
         self.norm2_name, norm2 = build_norm_layer(norm_cfg, planes, postfix=2)
         self.conv1 = build_conv_layer(
             conv_cfg,
             inplanes,
-            planes,
+            width,
             3,
             stride=stride,
             padding=dilation,
@@ -73,13 +83,13 @@ class BasicBlock(GatedBlock):
             bias=False,
         )
         self.add_module(self.norm1_name, norm1)
-        self.conv2 = build_conv_layer(conv_cfg, planes, planes, 3, padding=1, bias=False)
+        self.conv2 = build_conv_layer(conv_cfg, width, planes, 3, padding=1, bias=False)
         self.add_module(self.norm2_name, norm2)
         self.relu = nn.ReLU(inplace=True)
         self.downsample = downsample
         self.drop_path = DropPath(drop_path_rate) if drop_path_rate > 0 else nn.Identity()
-        if 'conv1' in gated_convs:
-            self.add_gate('gate1', gate, inplanes, planes, ['conv1'], ['conv2'], self.norm1_name)
+        gate = (gates or {}).get('conv1')
+        self.add_gate('gate1', gate, inplanes, width, ['conv1'], ['conv2'], [self.norm1_name])
 
     @property
     def norm1(self) -> nn.Module:
@@ -91,12 +101,15 @@ class BasicBlock(GatedBlock):
         """Normalisation after the second convolution."""
         return getattr(self, self.norm2_name)
 
-    def body(self, x: Tensor, gated: ApplyGate) -> Tensor:
+    def body(self, x: Tensor, layer: RunLayer) -> Tensor:
         """Everything between the gates' decision and the last ReLU."""
-        out = gated('gate1', self.norm1(self.conv1(x)), self.relu)
-        out = self.drop_path(self.norm2(self.conv2(out)))
+        out = layer(x, 'conv1', self.norm1_name, self.relu, 'gate1')
+        out = self.drop_path(layer(out, 'conv2', self.norm2_name))
         out += x if self.downsample is None else self.downsample(x)
         return out
+
+    def plain_layers(self) -> list[tuple[str, str]]:
+        return shortcut_layers(self.downsample)
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the block."""
@@ -120,9 +133,10 @@ class Bottleneck(GatedBlock):
         conv_cfg (dict, optional): Config of convolutions. Defaults to None.
         norm_cfg (dict): Config of norms. Defaults to ``dict(type='BN')``.
         drop_path_rate (float): Stochastic depth. Defaults to 0.
-        gate (dict, optional): Config of the gates. Defaults to None, no gate.
-        gated_convs (Sequence[str]): Convolutions to gate. Defaults to
-            ``('conv1', 'conv2')``.
+        gates (dict, optional): Config of the gate of each convolution that
+            can have one, ``conv1``, ``conv2``; None means no gate. Defaults to None.
+        widths (dict, optional): Channels of those convolutions; None means
+            ``planes``. Defaults to None.
         init_cfg (dict, optional): Initialization config. Defaults to None.
     """
 
@@ -143,22 +157,23 @@ class Bottleneck(GatedBlock):
         conv_cfg: Optional[dict] = None,
         norm_cfg: dict = dict(type='BN'),
         drop_path_rate: float = 0.0,
-        gate: Optional[dict] = None,
-        gated_convs: Sequence[str] = gateable_convs,
+        gates: Optional[Mapping[str, Optional[dict]]] = None,
+        widths: Optional[Mapping[str, Optional[int]]] = None,
         init_cfg: InitCfg = None,
     ) -> None:
         super().__init__(with_cp=with_cp, init_cfg=init_cfg)
         outplanes = planes * expansion
         stride1, stride2 = (1, stride) if style == 'pytorch' else (stride, 1)
-        self.norm1_name, norm1 = build_norm_layer(norm_cfg, planes, postfix=1)
-        self.norm2_name, norm2 = build_norm_layer(norm_cfg, planes, postfix=2)
+        width1, width2 = ((widths or {}).get(conv) or planes for conv in self.gateable_convs)
+        self.norm1_name, norm1 = build_norm_layer(norm_cfg, width1, postfix=1)
+        self.norm2_name, norm2 = build_norm_layer(norm_cfg, width2, postfix=2)
         self.norm3_name, norm3 = build_norm_layer(norm_cfg, outplanes, postfix=3)
-        self.conv1 = build_conv_layer(conv_cfg, inplanes, planes, 1, stride=stride1, bias=False)
+        self.conv1 = build_conv_layer(conv_cfg, inplanes, width1, 1, stride=stride1, bias=False)
         self.add_module(self.norm1_name, norm1)
         self.conv2 = build_conv_layer(
             conv_cfg,
-            planes,
-            planes,
+            width1,
+            width2,
             3,
             stride=stride2,
             padding=dilation,
@@ -166,15 +181,14 @@ class Bottleneck(GatedBlock):
             bias=False,
         )
         self.add_module(self.norm2_name, norm2)
-        self.conv3 = build_conv_layer(conv_cfg, planes, outplanes, 1, bias=False)
+        self.conv3 = build_conv_layer(conv_cfg, width2, outplanes, 1, bias=False)
         self.add_module(self.norm3_name, norm3)
         self.relu = nn.ReLU(inplace=True)
         self.downsample = downsample
         self.drop_path = DropPath(drop_path_rate) if drop_path_rate > 0 else nn.Identity()
-        if 'conv1' in gated_convs:
-            self.add_gate('gate1', gate, inplanes, planes, ['conv1'], ['conv2'], self.norm1_name)
-        if 'conv2' in gated_convs:
-            self.add_gate('gate2', gate, inplanes, planes, ['conv2'], ['conv3'], self.norm2_name)
+        gate1, gate2 = ((gates or {}).get(conv) for conv in self.gateable_convs)
+        self.add_gate('gate1', gate1, inplanes, width1, ['conv1'], ['conv2'], [self.norm1_name])
+        self.add_gate('gate2', gate2, inplanes, width2, ['conv2'], ['conv3'], [self.norm2_name])
 
     @property
     def norm1(self) -> nn.Module:
@@ -191,13 +205,16 @@ class Bottleneck(GatedBlock):
         """Normalisation after the third convolution."""
         return getattr(self, self.norm3_name)
 
-    def body(self, x: Tensor, gated: ApplyGate) -> Tensor:
+    def body(self, x: Tensor, layer: RunLayer) -> Tensor:
         """Everything between the gates' decision and the last ReLU."""
-        out = gated('gate1', self.norm1(self.conv1(x)), self.relu)
-        out = gated('gate2', self.norm2(self.conv2(out)), self.relu)
-        out = self.drop_path(self.norm3(self.conv3(out)))
+        out = layer(x, 'conv1', self.norm1_name, self.relu, 'gate1')
+        out = layer(out, 'conv2', self.norm2_name, self.relu, 'gate2')
+        out = self.drop_path(layer(out, 'conv3', self.norm3_name))
         out += x if self.downsample is None else self.downsample(x)
         return out
+
+    def plain_layers(self) -> list[tuple[str, str]]:
+        return shortcut_layers(self.downsample)
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the block."""

@@ -13,7 +13,8 @@ from mmengine.model import Sequential
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from .base import ApplyGate, GatedBackbone, GatedBlock
+from .base import GatedBackbone
+from .block import GatedBlock, RunLayer
 
 
 class CifarBlock(GatedBlock):
@@ -28,6 +29,8 @@ class CifarBlock(GatedBlock):
         stride (int): Stride of the first. Defaults to 1.
         gate (dict, optional): Config of the gate after ``conv1``, None for no
             gate. Defaults to None.
+        width (int, optional): Channels between the convolutions. Defaults to
+            None, the same as ``channels``.
         conv_cfg (dict, optional): Config of the convolutions. Defaults to None.
         norm_cfg (dict): Config of the norms. Defaults to ``dict(type='BN')``.
         with_cp (bool): Checkpoint the block. Defaults to False.
@@ -39,25 +42,25 @@ class CifarBlock(GatedBlock):
         channels: int,
         stride: int = 1,
         gate: Optional[dict] = None,
+        width: Optional[int] = None,
         conv_cfg: Optional[dict] = None,
         norm_cfg: dict = dict(type='BN'),
         with_cp: bool = False,
     ) -> None:
         super().__init__(with_cp=with_cp)
+        width = channels if width is None else width
         self.stride = stride
         self.extra_channels = channels - in_channels
-        self.norm1_name, norm1 = build_norm_layer(norm_cfg, channels, postfix=1)
+        self.norm1_name, norm1 = build_norm_layer(norm_cfg, width, postfix=1)
         self.norm2_name, norm2 = build_norm_layer(norm_cfg, channels, postfix=2)
         self.conv1 = build_conv_layer(
-            conv_cfg, in_channels, channels, 3, stride=stride, padding=1, bias=False
+            conv_cfg, in_channels, width, 3, stride=stride, padding=1, bias=False
         )
         self.add_module(self.norm1_name, norm1)
-        self.conv2 = build_conv_layer(conv_cfg, channels, channels, 3, padding=1, bias=False)
+        self.conv2 = build_conv_layer(conv_cfg, width, channels, 3, padding=1, bias=False)
         self.add_module(self.norm2_name, norm2)
         self.relu = nn.ReLU(inplace=True)
-        self.add_gate(
-            'gate1', gate, in_channels, channels, ['conv1'], ['conv2'], norm=self.norm1_name
-        )
+        self.add_gate('gate1', gate, in_channels, width, ['conv1'], ['conv2'], [self.norm1_name])
 
     def shortcut(self, x: Tensor) -> Tensor:
         """The input in the shape of the output."""
@@ -68,11 +71,10 @@ class CifarBlock(GatedBlock):
             x = F.pad(x, (0, 0, 0, 0, before, self.extra_channels - before))
         return x
 
-    def body(self, x: Tensor, gated: ApplyGate) -> Tensor:
+    def body(self, x: Tensor, layer: RunLayer) -> Tensor:
         """The block under the masks of its gates."""
-        out = getattr(self, self.norm1_name)(self.conv1(x))
-        out = gated('gate1', out, self.relu)
-        out = getattr(self, self.norm2_name)(self.conv2(out))
+        out = layer(x, 'conv1', self.norm1_name, self.relu, 'gate1')
+        out = layer(out, 'conv2', self.norm2_name)
         return self.relu(out + self.shortcut(x))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -126,8 +128,14 @@ class CifarBackbone(GatedBackbone):
         for stage, stage_width, stride in zip(self.stages, channels[1:], (1, 2, 2), strict=True):
             layer = []
             for i in range(blocks):
-                gate = self.gate_of(f'{stage}.{i}')
-                layer.append(self.make_block(width, stage_width, stride if i == 0 else 1, gate))
+                block = self.make_block(
+                    width,
+                    stage_width,
+                    stride if i == 0 else 1,
+                    gate=self.gate_of(f'{stage}.{i}'),
+                    width=self.width_of(f'{stage}.{i}'),
+                )
+                layer.append(block)
                 width = stage_width
             self.add_module(stage, Sequential(*layer))
         self.feat_dim = width
@@ -139,7 +147,12 @@ class CifarBackbone(GatedBackbone):
         )
 
     def make_block(
-        self, in_channels: int, channels: int, stride: int, gate: Optional[dict]
+        self,
+        in_channels: int,
+        channels: int,
+        stride: int,
+        gate: Optional[dict],
+        width: Optional[int],
     ) -> GatedBlock:
         """Build one block."""
         raise NotImplementedError
@@ -236,17 +249,26 @@ class GatedResNetCifar(CifarBackbone):
         self.relu = nn.ReLU(inplace=True)
 
     def make_block(
-        self, in_channels: int, channels: int, stride: int, gate: Optional[dict]
+        self,
+        in_channels: int,
+        channels: int,
+        stride: int,
+        gate: Optional[dict],
+        width: Optional[int],
     ) -> GatedBlock:
         return CifarBlock(
             in_channels,
             channels,
             stride,
             gate=gate,
+            width=width,
             conv_cfg=self.conv_cfg,
             norm_cfg=self.norm_cfg,
             with_cp=self.with_cp,
         )
+
+    def plain_layers(self) -> list[tuple[str, str]]:
+        return [('conv1', self.norm1_name)]
 
     def forward_stem(self, x: Tensor) -> Tensor:
         return self.relu(getattr(self, self.norm1_name)(self.conv1(x)))

@@ -11,7 +11,7 @@ from mmcv.cnn import build_conv_layer, build_norm_layer
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from .base import ApplyGate, GatedBlock
+from .block import GatedBlock, RunLayer
 from .resnet_cifar import CifarBackbone
 
 
@@ -29,6 +29,8 @@ class WideBlock(GatedBlock):
         dropout (float): Dropout before ``conv2``. Defaults to 0.
         gate (dict, optional): Config of the gate after ``conv1``, None for no
             gate. Defaults to None.
+        width (int, optional): Channels between the convolutions. Defaults to
+            None, the same as ``channels``.
         conv_cfg (dict, optional): Config of the convolutions. Defaults to None.
         norm_cfg (dict): Config of the norms. Defaults to ``dict(type='BN')``.
         with_cp (bool): Checkpoint the block. Defaults to False.
@@ -41,19 +43,21 @@ class WideBlock(GatedBlock):
         stride: int = 1,
         dropout: float = 0.0,
         gate: Optional[dict] = None,
+        width: Optional[int] = None,
         conv_cfg: Optional[dict] = None,
         norm_cfg: dict = dict(type='BN'),
         with_cp: bool = False,
     ) -> None:
         super().__init__(with_cp=with_cp)
+        width = channels if width is None else width
         self.norm1_name, norm1 = build_norm_layer(norm_cfg, in_channels, postfix=1)
-        self.norm2_name, norm2 = build_norm_layer(norm_cfg, channels, postfix=2)
+        self.norm2_name, norm2 = build_norm_layer(norm_cfg, width, postfix=2)
         self.add_module(self.norm1_name, norm1)
         self.conv1 = build_conv_layer(
-            conv_cfg, in_channels, channels, 3, stride=stride, padding=1, bias=False
+            conv_cfg, in_channels, width, 3, stride=stride, padding=1, bias=False
         )
         self.add_module(self.norm2_name, norm2)
-        self.conv2 = build_conv_layer(conv_cfg, channels, channels, 3, padding=1, bias=False)
+        self.conv2 = build_conv_layer(conv_cfg, width, channels, 3, padding=1, bias=False)
         self.relu = nn.ReLU(inplace=True)
         self.dropout = nn.Dropout(dropout)
         self.shortcut: Optional[nn.Module] = None
@@ -61,16 +65,13 @@ class WideBlock(GatedBlock):
             self.shortcut = build_conv_layer(
                 conv_cfg, in_channels, channels, 1, stride=stride, bias=False
             )
-        self.add_gate(
-            'gate1', gate, in_channels, channels, ['conv1'], ['conv2'], norm=self.norm2_name
-        )
+        self.add_gate('gate1', gate, in_channels, width, ['conv1'], ['conv2'], [self.norm2_name])
 
-    def body(self, x: Tensor, gated: ApplyGate) -> Tensor:
+    def body(self, x: Tensor, layer: RunLayer) -> Tensor:
         """The block under the masks of its gates."""
         active = self.relu(getattr(self, self.norm1_name)(x))
-        out = getattr(self, self.norm2_name)(self.conv1(active))
-        out = self.dropout(gated('gate1', out, self.relu))
-        return self.conv2(out) + (x if self.shortcut is None else self.shortcut(active))
+        out = self.dropout(layer(active, 'conv1', self.norm2_name, self.relu, 'gate1'))
+        return layer(out, 'conv2') + (x if self.shortcut is None else self.shortcut(active))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.run_gated(self.body, x)
@@ -137,7 +138,12 @@ class GatedWideResNet(CifarBackbone):
         self._freeze_stages()
 
     def make_block(
-        self, in_channels: int, channels: int, stride: int, gate: Optional[dict]
+        self,
+        in_channels: int,
+        channels: int,
+        stride: int,
+        gate: Optional[dict],
+        width: Optional[int],
     ) -> GatedBlock:
         return WideBlock(
             in_channels,
@@ -145,6 +151,7 @@ class GatedWideResNet(CifarBackbone):
             stride,
             dropout=self.dropout,
             gate=gate,
+            width=width,
             conv_cfg=self.conv_cfg,
             norm_cfg=self.norm_cfg,
             with_cp=self.with_cp,

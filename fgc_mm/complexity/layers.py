@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import torch.nn as nn
@@ -40,6 +41,8 @@ def is_counted(module: nn.Module) -> bool:
 def call_macs(layer: Any, args: tuple, output: Tensor) -> int:
     """Dense MACs of one call, over the whole batch.
 
+    Also of a call that computes only some channels of a convolution.
+
     Args:
         layer (nn.Module): A layer for which :func:`is_counted` holds.
         args (tuple): What it was called with.
@@ -51,7 +54,10 @@ def call_macs(layer: Any, args: tuple, output: Tensor) -> int:
     if isinstance(layer, _ConvTransposeNd):
         positions = args[0].numel() // layer.in_channels
     else:
-        positions = output.numel() // layer.out_channels
+        # Not by the output's channels: sparse execution computes fewer of them.
+        dims = len(layer.kernel_size)
+        batch = output.size(0) if output.dim() == dims + 2 else 1
+        positions = batch * prod(output.shape[-dims:])
     return conv_macs(
         layer.in_channels, layer.out_channels, layer.kernel_size, (positions,), layer.groups
     )

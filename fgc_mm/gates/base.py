@@ -136,6 +136,21 @@ class Gate(BaseModule):
         feature = act(feature)
         return self.modulate(feature, multiplier), pool_mean(feature.detach())
 
+    def slim_state(self, kept: Tensor, always: Tensor) -> dict[str, Tensor]:
+        """State of a gate over fewer channels, some of them open for good.
+
+        Args:
+            kept (Tensor): Numbers of the channels that are left.
+            always (Tensor): For each of them, whether it is always open.
+
+        Returns:
+            dict[str, Tensor]: What the smaller gate loads.
+        """
+        raise NotImplementedError(
+            f'{type(self).__name__} cannot be slimmed: it does not say how it decides over fewer '
+            'channels; use BinConcreteGate, or implement slim_state'
+        )
+
     def note_feature(self, pooled_feature: Tensor) -> None:
         """Add the pooled ungated feature of this pass to the record."""
         if self.record is not None:

@@ -17,6 +17,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from .base import Gate, OptDict
 from .record import GateRecord
 
+OPEN_LOGIT = 30.0
+"""A logit whose probability is 1 in float32: open with any noise, at any
+threshold, and without a gradient that could move it."""
+
 
 class _HardSample(torch.autograd.Function):
     """0/1 forward, gradient of the relaxed sample backward (straight through)."""
@@ -122,6 +126,12 @@ class BinConcreteGate(Gate):
         else:
             multiplier = (probs > self.threshold).to(probs.dtype)
         return multiplier, GateRecord(logits, probs, multiplier.detach())
+
+    def slim_state(self, kept: Tensor, always: Tensor) -> dict[str, Tensor]:
+        state = self.state_dict()
+        weight, bias = state['fc2.weight'][kept], state['fc2.bias'][kept]
+        weight[always], bias[always] = 0.0, OPEN_LOGIT
+        return {**state, 'fc2.weight': weight, 'fc2.bias': bias}
 
     def _normalise(self, hidden: Tensor) -> Tensor:
         norm = self.norm

@@ -20,9 +20,13 @@ class GateSite:
             both; its channels are counted once.
         norm (str): The last normalisation before the mask; a closed channel
             need not be normalised either.
+        norms (tuple[str]): The normalisations after the convolutions in
+            ``produces``, in their order. Defaults to (), which means ``norm``
+            alone.
     """
 
     gate: str
     produces: tuple[str, ...]
     consumes: tuple[str, ...]
     norm: str
+    norms: tuple[str, ...] = ()

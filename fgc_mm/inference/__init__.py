@@ -1,1 +1,21 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+from .slim import GateUsage, Slimmed, slim
+from .slim_files import load_fitting, slim_checkpoint, write_files
+from .slim_report import format_slim_report
+from .sparse import disable_sparse, enable_sparse, is_sparse
+from .sparse_hook import SparseInferenceHook, add_sparse_hook
+
+__all__ = [
+    'GateUsage',
+    'Slimmed',
+    'SparseInferenceHook',
+    'add_sparse_hook',
+    'disable_sparse',
+    'enable_sparse',
+    'format_slim_report',
+    'is_sparse',
+    'load_fitting',
+    'slim',
+    'slim_checkpoint',
+    'write_files',
+]

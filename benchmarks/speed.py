@@ -1,0 +1,230 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""What closed channels save in time: dense, static, masked and sparse networks.
+
+Four networks run by turns, in one process, on the same pictures:
+
+- dense: without gates, batch norm folded into the convolutions;
+- static: without gates and with as many channels as the gates leave open, batch
+  norm folded: what is possible at all at this number of MACs;
+- masked: with gates, closed channels computed and multiplied by zero;
+- sparse: with gates, closed channels not computed.
+
+Gates are forced to a random choice of channels, another one for each gate and
+each picture; they are evaluated all the same. A repetition times each network
+once, in changing order; ratios are medians over the repetitions of ratios
+within one. The realised share is (1 - time / dense time) / (1 - MACs / dense
+MACs); the MACs are those of open channels and of the gates themselves.
+
+    python benchmarks/speed.py --depths 18 34 50 --sizes 224x224 512x512 800x600
+    python benchmarks/speed.py --models faster_rcnn pspnet --sizes 800x600 512x512
+    python benchmarks/speed.py --trained CONFIG CHECKPOINT
+
+The last takes a trained model with the gates as they decide on its own test
+pictures; the static network there has the mean number of open channels of each
+gate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import torch.nn as nn
+from mmengine.logging import MMLogger
+from speed_models import (
+    MODELS_WITH_HEADS,
+    Networks,
+    backbone_networks,
+    task_networks,
+    trained_networks,
+)
+from speed_plot import draw
+
+from fgc_mm.complexity import count_macs
+
+LAYOUTS = dict(channels_last=torch.channels_last, contiguous=torch.contiguous_format)
+KINDS = ('dense', 'static', 'masked', 'sparse')
+
+
+@dataclass
+class Row:
+    """Figures of one network at one setting.
+
+    Attributes:
+        network (str): Name of the network.
+        size (str): Height x width of the pictures.
+        batch (int): Pictures in a batch.
+        open_share (float): Share of gated channels that is open.
+        kind (str): One of dense, static, masked, sparse.
+        seconds (float): Median time.
+        time_ratio (float): Median of time / time of the dense one.
+        macs_ratio (float): Executed MACs / MACs of the dense one.
+        realised (float): Time saved / MACs saved; nan where nothing is saved.
+    """
+
+    network: str
+    size: str
+    batch: int
+    open_share: float
+    kind: str
+    seconds: float
+    time_ratio: float
+    macs_ratio: float
+    realised: float
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('--depths', type=int, nargs='*', default=[18, 34, 50], help='ResNets')
+    parser.add_argument(
+        '--models', nargs='*', default=[], choices=MODELS_WITH_HEADS, help='whole models (R-50)'
+    )
+    parser.add_argument('--sizes', nargs='+', default=['224x224', '512x512', '800x600'])
+    parser.add_argument('--batches', type=int, nargs='+', default=[1, 8])
+    parser.add_argument('--open', type=float, nargs='+', default=[0.3, 0.5, 0.7])
+    parser.add_argument('--trained', nargs=2, metavar=('CONFIG', 'CHECKPOINT'))
+    parser.add_argument('--pictures', type=int, default=8, help='test pictures with --trained')
+    parser.add_argument('--repeats', type=int, default=9, help='timed repetitions')
+    parser.add_argument('--warmup', type=int, default=2, help='repetitions not timed')
+    parser.add_argument('--granularity', type=int, default=1, help='of gathering, see docs')
+    parser.add_argument(
+        '--layout', choices=LAYOUTS, default='channels_last', help='of weights and pictures, of all'
+    )
+    parser.add_argument('--half', action='store_true', help='half precision, for GPUs')
+    parser.add_argument('--threads', type=int, help='CPU threads, all by default')
+    parser.add_argument(
+        '--cpu-time',
+        action='store_true',
+        help='processor time in place of wall time, for a busy machine; give --threads 1 with it',
+    )
+    parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
+    parser.add_argument('--out', type=Path, help='write all figures to a .json file')
+    parser.add_argument('--plot', type=Path, help='draw the realised share to a .png file')
+    args = parser.parse_args()
+    for size in args.sizes:
+        if len(size.split('x')) != 2 or not all(part.isdigit() for part in size.split('x')):
+            parser.error(f'--sizes {size}: write height x width, such as 512x512')
+    if any(not 0 < share <= 1 for share in args.open):
+        parser.error(f'--open {args.open}: shares must be within (0, 1]')
+    return args
+
+
+def timed(network: Callable, clock: Callable, cuda: bool) -> float:
+    """Time of one forward."""
+    if cuda:
+        torch.cuda.synchronize()
+    start = clock()
+    network()
+    if cuda:
+        torch.cuda.synchronize()
+    return clock() - start
+
+
+@torch.no_grad()
+def measure(networks: Networks, args: argparse.Namespace) -> dict[str, list[float]]:
+    """Seconds of each kind, repetition by repetition."""
+    clock = time.process_time if args.cpu_time else time.perf_counter
+    times: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    orders = itertools.cycle(itertools.permutations(KINDS))
+    for repeat, order in zip(range(args.warmup + args.repeats), orders, strict=False):
+        networks.next_repetition()
+        for kind in order:
+            seconds = timed(networks.calls[kind], clock, args.device == 'cuda')
+            if repeat >= args.warmup:
+                times[kind].append(seconds)
+    return times
+
+
+def rows_of(networks: Networks, args: argparse.Namespace) -> list[Row]:
+    """Measure one setting."""
+    macs = networks.macs(_count)
+    times = measure(networks, args)
+    rows = []
+    for kind in KINDS:
+        pairs = zip(times[kind], times['dense'], strict=True)
+        time_ratio = statistics.median(own / dense for own, dense in pairs)
+        macs_ratio = macs[kind] / macs['dense']
+        saved = 1 - macs_ratio
+        rows.append(
+            Row(
+                networks.name,
+                networks.size,
+                networks.batch,
+                networks.open_share,
+                kind,
+                statistics.median(times[kind]),
+                time_ratio,
+                macs_ratio,
+                (1 - time_ratio) / saved if saved > 1e-6 else float('nan'),
+            )
+        )
+    return rows
+
+
+def _count(model: nn.Module, *inputs, **kwargs) -> float:
+    return sum(image.model_executed for image in count_macs(model, *inputs, **kwargs))
+
+
+def settings(args: argparse.Namespace):
+    """All networks to measure, one after the other."""
+    if args.trained:
+        yield from trained_networks(*args.trained, args)
+        return
+    for name in [*(f'ResNet-{depth}' for depth in args.depths), *args.models]:
+        make = backbone_networks if name.startswith('ResNet-') else task_networks
+        for size, batch in itertools.product(args.sizes, args.batches):
+            for share in args.open:
+                yield make(name, tuple(map(int, size.split('x'))), batch, share, args)
+
+
+def print_row(row: Row) -> None:
+    realised = '' if row.realised != row.realised else f'{100 * row.realised:.0f} %'
+    print(
+        f'{row.network:<16}{row.size:>9}{row.batch:>6}{100 * row.open_share:>6.0f} %  {row.kind:<8}'
+        f'{1000 * row.seconds:>10.1f}{row.time_ratio:>8.3f}{row.macs_ratio:>8.3f}{realised:>10}',
+        flush=True,
+    )
+
+
+def main() -> None:
+    args = parse_args()
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    torch.manual_seed(0)
+    MMLogger.get_instance('mmengine', log_level='ERROR')  # or it lists every initialised weight
+    print(
+        f'{args.device}, {torch.get_num_threads()} threads, {args.layout}, torch '
+        f'{torch.__version__}, median of {args.repeats}, '
+        f'{"processor" if args.cpu_time else "wall"} time'
+    )
+    print(
+        f'{"network":<16}{"size":>9}{"batch":>6}{"open":>8}  {"kind":<8}{"ms":>10}{"time":>8}'
+        f'{"MACs":>8}{"realised":>10}'
+    )
+    rows: list[Row] = []
+    for networks in settings(args):
+        fresh = rows_of(networks, args)
+        for row in fresh:
+            print_row(row)
+        rows += fresh
+        if args.out:
+            content = dict(arguments=vars(args), rows=[asdict(row) for row in rows])
+            args.out.parent.mkdir(parents=True, exist_ok=True)
+            part = args.out.with_name(args.out.name + '.part')
+            part.write_text(json.dumps(content, indent=1, default=str) + '\n')
+            part.replace(args.out)
+    if args.plot:
+        draw([asdict(row) for row in rows], args.plot)
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,257 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""The networks benchmarks/speed.py compares."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn as nn
+from mmcv.cnn import fuse_conv_bn
+from mmengine.config import Config
+from mmengine.registry import MODELS, init_default_scope
+from mmengine.utils import import_modules_from_strings
+
+from fgc_mm.backbones import GatedBackbone
+from fgc_mm.engine import launch
+from fgc_mm.gates import find_gates
+from fgc_mm.inference import GateUsage, enable_sparse
+from fgc_mm.inference.slim_files import load_fitting
+from fgc_mm.inference.sparse import ChannelsLastForward
+
+MODELS_WITH_HEADS = {
+    'faster_rcnn': 'mmdet::faster_rcnn/faster-rcnn_r50_fpn_1x_coco.py',
+    'pspnet': 'mmseg::pspnet/pspnet_r50-d8_4xb2-40k_cityscapes-512x1024.py',
+}
+PLAIN_TO_GATED = {'ResNet': 'GatedResNet', 'ResNetV1c': 'GatedResNetV1c'}
+
+
+@dataclass
+class Networks:
+    """The networks of one setting, and how to run them.
+
+    Attributes:
+        name (str): Name of the network.
+        size (str): Height x width of the pictures.
+        batch (int): Pictures in a batch.
+        open_share (float): Share of gated channels that is open.
+        models (dict): Kind -> network.
+        inputs (list): What each repetition runs on, in turn: (positional, named
+            arguments).
+        generator (torch.Generator, optional): Source of forced decisions; None
+            leaves them to the gates.
+    """
+
+    name: str
+    size: str
+    batch: int
+    open_share: float
+    models: dict[str, nn.Module]
+    inputs: list[tuple[tuple, dict]]
+    generator: torch.Generator | None = None
+    turn: int = field(default=-1)
+
+    @property
+    def calls(self) -> dict[str, Callable]:
+        """Kind -> one forward on the inputs of this repetition."""
+        args, kwargs = self.inputs[self.turn % len(self.inputs)]
+        return {
+            kind: lambda model=model: model(*args, **kwargs) for kind, model in self.models.items()
+        }
+
+    def next_repetition(self) -> None:
+        """Go to the next pictures and draw other channels."""
+        self.turn += 1
+        if self.generator is None:
+            return
+        gates = find_gates(self.models['masked'])
+        others = find_gates(self.models['sparse'])
+        for name, gate in gates.items():
+            mask = torch.zeros(self.batch, gate.channels)
+            for row in mask:
+                order = torch.randperm(gate.channels, generator=self.generator)
+                row[order[: width(gate.channels, self.open_share)]] = 1
+            gate.forced = others[name].forced = mask.to(next(gate.parameters()).device)
+
+    def macs(self, count: Callable) -> dict[str, float]:
+        """Executed MACs of each kind over all inputs."""
+        totals = dict.fromkeys(self.models, 0.0)
+        for _ in self.inputs:
+            self.next_repetition()
+            args, kwargs = self.inputs[self.turn % len(self.inputs)]
+            for kind, model in self.models.items():
+                totals[kind] += count(model, *args, **kwargs)
+        # Closed channels are computed all the same.
+        totals['masked'] = totals['dense']
+        return totals
+
+
+def width(channels: int, share: float) -> int:
+    """Open channels at a share."""
+    return max(round(channels * share), 1)
+
+
+def backbone_of(model: nn.Module) -> nn.Module:
+    """The backbone of a task model, or the model itself."""
+    return getattr(model, 'backbone', model)
+
+
+def four(
+    gated: nn.Module, build: Callable[[dict], nn.Module], widths: dict, args: argparse.Namespace
+) -> dict[str, nn.Module]:
+    """The four kinds, from the gated network.
+
+    Args:
+        gated (nn.Module): The network with gates.
+        build (Callable): Builds the same with other options of the backbone.
+        widths (dict): Channels of the static network.
+        args (argparse.Namespace): Arguments of the benchmark.
+    """
+    kind_of = dict(
+        dense=build(dict(gate=None)),
+        static=build(dict(gate=None, widths=widths)),
+        masked=gated,
+        sparse=copy.deepcopy(gated),
+    )
+    kind_of['dense'].load_state_dict(gated.state_dict(), strict=False)
+    last = args.layout == 'channels_last'
+    for kind, model in kind_of.items():
+        model.eval().to(args.device)
+        backbone = backbone_of(model)
+        if kind in ('dense', 'static'):
+            fuse_conv_bn(backbone)
+        if last:
+            backbone.to(memory_format=torch.channels_last)
+            backbone.forward = ChannelsLastForward(backbone)  # takes and gives the usual layout
+        if args.half:
+            model.half()
+    enable_sparse(kind_of['sparse'], channels_last=last, granularity=args.granularity)
+    return kind_of
+
+
+def static_widths(backbone: nn.Module, shares: Callable[[str], float]) -> dict[str, int]:
+    """Widths that leave the given share of each gate's channels."""
+    assert isinstance(backbone, GatedBackbone)
+    widths = {}
+    for name, gate in find_gates(backbone).items():
+        block, _, own = name.rpartition('.')
+        widths[f'{block}.{backbone.conv_of(own)}'] = width(gate.channels, shares(name))
+    return widths
+
+
+def pictures(size: tuple[int, int], batch: int, args: argparse.Namespace) -> torch.Tensor:
+    """Random pictures."""
+    x = torch.randn(batch, 3, *size, device=args.device)
+    return x.half() if args.half else x
+
+
+def backbone_networks(
+    name: str, size: tuple[int, int], batch: int, share: float, args: argparse.Namespace
+) -> Networks:
+    """A ResNet alone."""
+    cfg = dict(type='GatedResNet', depth=int(name.rpartition('-')[2]), zero_init_residual=False)
+
+    def build(options: dict) -> nn.Module:
+        model = MODELS.build({**cfg, **options})
+        model.init_weights()
+        return model
+
+    gated = build({})
+    models = four(gated, build, static_widths(gated, lambda _: share), args)
+    inputs: list[tuple[tuple, dict]] = [((pictures(size, batch, args),), {})]
+    shown = f'{size[0]}x{size[1]}'
+    return Networks(name, shown, batch, share, models, inputs, torch.Generator().manual_seed(0))
+
+
+def task_networks(
+    name: str, size: tuple[int, int], batch: int, share: float, args: argparse.Namespace
+) -> Networks:
+    """A whole detector or segmentor with random weights, from pictures to predictions."""
+    cfg = Config.fromstring(f"_base_ = '{MODELS_WITH_HEADS[name]}'", '.py')
+    init_default_scope(cfg.default_scope)
+    import_modules_from_strings(f'{cfg.default_scope}.models')
+    model_cfg = copy.deepcopy(cfg.model)
+    model_cfg.pop('pretrained', None)
+    model_cfg.backbone.update(
+        type=PLAIN_TO_GATED[model_cfg.backbone.type],
+        init_cfg=None,
+        norm_cfg=dict(type='BN'),
+        zero_init_residual=False,
+    )
+    for head in ('decode_head', 'auxiliary_head'):
+        if head in model_cfg:
+            model_cfg[head].norm_cfg = dict(type='BN')
+
+    def build(options: dict) -> nn.Module:
+        own = copy.deepcopy(model_cfg)
+        own.backbone.update(options)
+        model = MODELS.build(own)
+        model.init_weights()
+        return model
+
+    gated = build({})
+    models = four(gated, build, static_widths(gated.backbone, lambda _: share), args)
+    x = pictures(size, batch, args)
+    inputs: list[tuple[tuple, dict]] = [
+        ((x,), dict(data_samples=_samples(name, size, batch), mode='predict'))
+    ]
+    shown = f'{size[0]}x{size[1]}'
+    return Networks(name, shown, batch, share, models, inputs, torch.Generator().manual_seed(0))
+
+
+def trained_networks(config: str, checkpoint: str, args: argparse.Namespace) -> Iterator[Networks]:
+    """A trained model on its own test pictures, one by one."""
+    cfg = Config.fromfile(config)
+    cfg.work_dir, cfg.launcher = cfg.get('work_dir') or 'work_dirs/speed', 'none'
+    cfg.test_dataloader.update(batch_size=1, num_workers=0, persistent_workers=False)
+    launch.prepare(cfg, splits=('test',))
+    runner = launch.build_runner(cfg)
+    gated = runner.model.eval()
+    load_fitting(gated, checkpoint)
+    loader = runner.build_dataloader(cfg.test_dataloader)
+    inputs, usage = [], GateUsage(gated)
+    usage.attach()
+    with torch.no_grad():
+        for _, batch in zip(range(args.pictures), loader, strict=False):
+            data = gated.data_preprocessor(batch, False)
+            x, samples = data['inputs'], data['data_samples']
+            inputs.append(((x,), dict(data_samples=samples, mode='predict')))
+            gated(*inputs[-1][0], **inputs[-1][1])
+    usage.detach()
+    shares = {name: float(share.mean()) for name, share in usage.shares().items()}
+    gates = find_gates(gated)
+    total = sum(gate.channels for gate in gates.values())
+    mean = sum(shares[name] * gate.channels for name, gate in gates.items()) / total
+
+    def build(options: dict) -> nn.Module:
+        own = copy.deepcopy(cfg.model)
+        own.backbone.update(options)
+        return runner.build_model(own)
+
+    widths = static_widths(gated.backbone, lambda name: shares[f'backbone.{name}'])
+    models = four(gated, build, widths, args)
+    height, breadth = inputs[0][0][0].shape[-2:]
+    yield Networks(_short(config), f'{height}x{breadth}', 1, mean, models, inputs)
+
+
+def _short(config: str) -> str:
+    return config.rpartition('/')[2].removesuffix('.py')[:15]
+
+
+def _samples(name: str, size: tuple[int, int], batch: int) -> list[Any]:
+    meta = dict(
+        img_shape=size,
+        ori_shape=size,
+        pad_shape=size,
+        scale_factor=(1.0, 1.0),
+        batch_input_shape=size,
+    )
+    if name == 'pspnet':
+        from mmseg.structures import SegDataSample as Sample
+    else:
+        from mmdet.structures import DetDataSample as Sample
+    return [Sample(metainfo=meta) for _ in range(batch)]

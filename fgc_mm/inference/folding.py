@@ -1,0 +1,257 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""Convolutions with their batch norm folded in, prepared once."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Optional, Union
+
+import numpy as np
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from mmcv.cnn.bricks.wrappers import Conv2d as MMConv2d
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+SAMPLES = 8
+
+
+def recording() -> bool:
+    """Whether someone watches the operations: a gradient, a trace, a compiler."""
+    return torch.is_grad_enabled() or torch.jit.is_tracing() or torch.compiler.is_compiling()
+
+
+def is_plain_conv(conv: nn.Module) -> bool:
+    """Whether a convolution is nothing but ``F.conv2d`` of its weight."""
+    # A subclass may do something to the weight first, such as standardise it.
+    return type(conv) in (nn.Conv2d, MMConv2d) and conv.padding_mode == 'zeros'
+
+
+def is_foldable(norm: nn.Module) -> bool:
+    """Whether a norm is, in evaluation, a factor and an offset per channel."""
+    return isinstance(norm, _BatchNorm) and norm.running_mean is not None
+
+
+class FoldedLayer:
+    """Weight and bias of a convolution and its batch norm as one convolution.
+
+    They are computed at the first use and again when the parameters have
+    changed: when one was written to or replaced, which its version counter or
+    address tells; on CPU also when some elements differ, which catches what
+    was written through ``.data``.
+
+    Args:
+        conv (nn.Conv2d): The convolution.
+        norm (nn.Module, optional): The batch norm after it. Defaults to None.
+        channels_last (bool): Lay the weight out for channels-last inputs.
+            Defaults to False.
+    """
+
+    def __init__(
+        self, conv: nn.Conv2d, norm: Optional[nn.Module] = None, channels_last: bool = False
+    ) -> None:
+        self.conv = conv
+        self.norm = norm
+        self.channels_last = channels_last
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what was prepared."""
+        self._lock = threading.Lock()
+        self._prepared: Optional[tuple[_Stamp, Tensor, Tensor]] = None
+
+    def weights(self) -> tuple[Tensor, Tensor]:
+        """Weight and bias, prepared anew if the parameters have changed."""
+        prepared = self._prepared
+        if prepared is None or not prepared[0].holds(self._sources()):
+            with self._lock:
+                stamp = _Stamp(self._sources())
+                prepared = self._prepared = (stamp, *self._fold())
+        return prepared[1], prepared[2]
+
+    def gather(self, weight: Tensor, rows: Optional[Tensor], columns: Optional[Tensor]) -> Tensor:
+        """Some output and input channels of a weight, in the same layout.
+
+        Args:
+            weight (Tensor): What :meth:`weights` returned.
+            rows (Tensor, optional): Output channels; None means all.
+            columns (Tensor, optional): Input channels; None means all.
+        """
+        if not self.channels_last:
+            weight = weight if rows is None else weight.index_select(0, rows)
+            return weight if columns is None else weight.index_select(1, columns)
+        weight = weight.permute(0, 2, 3, 1)  # as it lies in memory
+        if rows is not None:
+            weight = weight.index_select(0, rows)
+        if columns is not None:
+            # Over two dimensions the copy is several times as fast as over four.
+            shape = (*weight.shape[:3], len(columns))
+            weight = weight.reshape(-1, weight.size(3)).index_select(1, columns).view(shape)
+        return weight.permute(0, 3, 1, 2)
+
+    def _sources(self) -> list[Optional[Tensor]]:
+        conv, norm = self.conv, self.norm
+        own: list[Optional[Tensor]] = [conv.weight, conv.bias]
+        if norm is None:
+            return own
+        return [*own, norm.weight, norm.bias, norm.running_mean, norm.running_var]  # type: ignore[list-item]
+
+    @torch.no_grad()
+    def _fold(self) -> tuple[Tensor, Tensor]:
+        weight = self.conv.weight.detach()
+        bias = self.conv.bias
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        shift = weight.new_zeros(weight.size(0), dtype=wide) if bias is None else bias.to(wide)
+        folded = weight.to(wide)
+        if self.norm is not None:
+            norm: Any = self.norm
+            scale = torch.rsqrt(norm.running_var.to(wide) + norm.eps)
+            if norm.weight is not None:
+                scale = scale * norm.weight.to(wide)
+            shift = (shift - norm.running_mean.to(wide)) * scale
+            if norm.bias is not None:
+                shift = shift + norm.bias.to(wide)
+            folded = folded * scale[:, None, None, None]
+        layout = torch.channels_last if self.channels_last else torch.contiguous_format
+        folded = folded.to(weight.dtype).contiguous(memory_format=layout)
+        return folded.clone(memory_format=layout), shift.to(weight.dtype)
+
+    def __getstate__(self) -> dict:
+        # Locks cannot be copied, and weights are prepared again in a moment.
+        left_out = ('_lock', '_prepared')
+        return {key: value for key, value in self.__dict__.items() if key not in left_out}
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__.update(state)
+        self.reset()
+
+
+class _Stamp:
+    """What some tensors were like at a time."""
+
+    def __init__(self, tensors: list[Optional[Tensor]]) -> None:
+        self.keys = [_key(tensor) for tensor in tensors]
+        self.samples = [_sample(tensor) for tensor in tensors]
+
+    def holds(self, tensors: list[Optional[Tensor]]) -> bool:
+        """Whether they are still the same."""
+        for tensor, key, sample in zip(tensors, self.keys, self.samples, strict=True):
+            if _key(tensor) != key:
+                return False
+            if sample is not None and sample[0].tobytes() != sample[1]:
+                return False
+        return True
+
+
+def _key(tensor: Optional[Tensor]) -> Union[tuple[int, int], None]:
+    if tensor is None:
+        return None
+    # Tensors made in inference mode have no version counter.
+    return tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version
+
+
+def _sample(tensor: Optional[Tensor]) -> Optional[tuple[np.ndarray, bytes]]:
+    """A view of a few elements spread over a tensor, and what they were."""
+    if tensor is None or tensor.device.type != 'cpu' or tensor.dtype == torch.bfloat16:
+        return None
+    if not tensor.is_contiguous():
+        return None
+    flat = tensor.detach().numpy().reshape(-1)
+    view = flat[:: max(len(flat) // SAMPLES, 1)]
+    return view, view.tobytes()
+
+
+def convolve(
+    conv: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor, groups: Optional[int] = None
+) -> Tensor:
+    """A convolution with other weights, of any number of channels, even none.
+
+    Args:
+        conv (nn.Conv2d): Tells stride, padding, dilation and groups.
+        x (Tensor): B x C x H x W.
+        weight (Tensor): Some of the rows and columns of the weight.
+        bias (Tensor): One value for each row.
+        groups (int, optional): Number of groups. Defaults to None, the
+            convolution's.
+    """
+    groups = conv.groups if groups is None else groups
+    if weight.numel():
+        return F.conv2d(x, weight, bias, conv.stride, conv.padding, conv.dilation, groups)
+    size = _out_size(conv, x)
+    return bias[None, :, None, None].expand(x.size(0), -1, *size).to(x.dtype, copy=True)
+
+
+def _out_size(conv: nn.Conv2d, x: Tensor) -> list[int]:
+    if isinstance(conv.padding, str):
+        pads = (
+            [0, 0]
+            if conv.padding == 'valid'
+            else [d * (k - 1) for d, k in zip(conv.dilation, conv.kernel_size, strict=True)]
+        )
+    else:
+        pads = [2 * int(pad) for pad in conv.padding]
+    return [
+        (x.size(2 + i) + pads[i] - conv.dilation[i] * (conv.kernel_size[i] - 1) - 1)
+        // conv.stride[i]
+        + 1
+        for i in (0, 1)
+    ]
+
+
+class WeightedForward:
+    """``forward`` of a gated convolution that can be handed its weights.
+
+    Calling the module with gathered weights runs its forward hooks, so that
+    whoever watches convolutions, such as the MACs tracer, still sees them.
+    """
+
+    def __init__(self, conv: nn.Conv2d) -> None:
+        self.conv = conv
+
+    def __call__(
+        self,
+        x: Tensor,
+        weight: Optional[Tensor] = None,
+        bias: Optional[Tensor] = None,
+        groups: Optional[int] = None,
+    ) -> Tensor:
+        if weight is None or bias is None:
+            return type(self.conv).forward(self.conv, x)
+        return convolve(self.conv, x, weight, bias, groups)
+
+
+class FoldedForward:
+    """``forward`` of an ungated convolution that does the work of its norm too.
+
+    Args:
+        layer (FoldedLayer): The two.
+    """
+
+    def __init__(self, layer: FoldedLayer) -> None:
+        self.layer = layer
+
+    def applies(self) -> bool:
+        """Whether the two are one now; the same for both of a pass."""
+        return not (recording() or self.layer.norm.training)  # type: ignore[union-attr]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        conv = self.layer.conv
+        if not self.applies():
+            return type(conv).forward(conv, x)
+        return convolve(conv, x, *self.layer.weights())
+
+
+class SkippedForward:
+    """``forward`` of a norm whose work its convolution does.
+
+    Args:
+        folded (FoldedForward): Forward of the convolution.
+    """
+
+    def __init__(self, folded: FoldedForward) -> None:
+        self.folded = folded
+
+    def __call__(self, x: Tensor) -> Tensor:
+        norm: Any = self.folded.layer.norm
+        return x if self.folded.applies() else type(norm).forward(norm, x)

@@ -1,0 +1,148 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""How a batch is run through a gated block: which images together, on which
+channels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Optional
+
+import numpy as np
+
+# Costs in units of one MAC of a large convolution, measured on one x86 core
+# (AVX2). They only decide between ways with the same result.
+GATHER = 40.0
+"""Copying one weight into place."""
+TOUCH = 20.0
+"""Reading and writing one value of a feature map."""
+CALL = 2e6
+"""Running a block once more for another part of the batch."""
+
+Masks = Mapping[str, np.ndarray]
+
+
+@dataclass
+class ConvCost:
+    """A convolution a gate switches.
+
+    Attributes:
+        in_channels (int): Its input channels, of one group.
+        out_channels (int): Its output channels.
+        kernel (int): Weights of one pair of channels.
+        scale (float): Output positions / positions of the block input.
+        in_gate (str, optional): Gate of its inputs. Defaults to None.
+        out_gate (str, optional): Gate of its outputs. Defaults to None.
+        depthwise (bool): Whether both are the same. Defaults to False.
+    """
+
+    in_channels: int
+    out_channels: int
+    kernel: int
+    scale: float = 1.0
+    in_gate: Optional[str] = None
+    out_gate: Optional[str] = None
+    depthwise: bool = False
+
+    def weights(self, channels: Mapping[str, int]) -> int:
+        """Weights between the channels that are computed."""
+        outs = channels.get(self.out_gate or '', self.out_channels)
+        if self.depthwise:
+            return outs * self.kernel
+        return outs * channels.get(self.in_gate or '', self.in_channels) * self.kernel
+
+
+@dataclass
+class Part:
+    """Images that are run together.
+
+    Attributes:
+        images (list[int], optional): Their numbers in the batch; None means
+            all.
+        channels (dict): Gate -> numbers of the channels to compute; a gate
+            that is not named computes all.
+    """
+
+    images: Optional[list[int]] = None
+    channels: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+@dataclass
+class Planner:
+    """Chooses the cheapest way to run a block on a batch.
+
+    The ways are: every channel of all images (the mask is multiplied), the
+    channels any image opens, and one part for each set of equal masks, which
+    for different images is one part per image.
+
+    Args:
+        convs (list[ConvCost]): The convolutions the block's gates switch.
+        granularity (int): Round the number of gathered channels up to a
+            multiple of this, as far as there are any. Defaults to 1.
+        way (str): 'auto', or always 'dense', 'union' or 'groups'.
+            Defaults to 'auto'.
+    """
+
+    convs: Sequence[ConvCost]
+    granularity: int = 1
+    way: str = 'auto'
+
+    def plan(self, masks: Masks, positions: int) -> list[Part]:
+        """The parts to run.
+
+        Args:
+            masks (Mapping): Gate -> B x C, nonzero where a channel is open.
+            positions (int): Positions of the block input, H * W.
+        """
+        images = len(next(iter(masks.values())))
+        ways = {
+            'dense': lambda: [Part()],
+            'union': lambda: [self._part(masks, None)],
+            'groups': lambda: self._groups(masks, images),
+        }
+        if self.way != 'auto':
+            return ways[self.way]()
+        best, least = [Part()], self.cost([Part()], images, positions)
+        for way in ('union', 'groups') if images > 1 else ('union',):
+            parts = ways[way]()
+            cost = self.cost(parts, images, positions)
+            if cost < least:
+                best, least = parts, cost
+        return best
+
+    def cost(self, parts: Sequence[Part], images: int, positions: int) -> float:
+        """What running these parts costs, in MACs."""
+        total = 0.0
+        for part in parts:
+            count = images if part.images is None else len(part.images)
+            channels = {gate: len(index) for gate, index in part.channels.items()}
+            for conv in self.convs:
+                weights = conv.weights(channels)
+                total += count * positions * conv.scale * weights
+                if conv.in_gate in channels or conv.out_gate in channels:
+                    total += GATHER * weights
+        if len(parts) > 1:
+            out = self.convs[-1]
+            total += CALL * len(parts) + TOUCH * images * positions * out.scale * out.out_channels
+        return total
+
+    def _groups(self, masks: Masks, images: int) -> list[Part]:
+        groups: dict[bytes, list[int]] = {}
+        for i in range(images):
+            key = b''.join((mask[i] != 0).tobytes() for mask in masks.values())
+            groups.setdefault(key, []).append(i)
+        if len(groups) == 1:
+            return [self._part(masks, None)]
+        return [self._part(masks, rows) for rows in groups.values()]
+
+    def _part(self, masks: Masks, images: Optional[list[int]]) -> Part:
+        part = Part(images)
+        for gate, mask in masks.items():
+            is_open = (mask if images is None else mask[images]) != 0
+            chosen = is_open.any(axis=0)
+            missing = -int(chosen.sum()) % self.granularity
+            if missing:
+                chosen[np.flatnonzero(~chosen)[:missing]] = True
+            if not chosen.all():
+                part.channels[gate] = np.flatnonzero(chosen)
+        return part

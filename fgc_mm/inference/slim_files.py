@@ -1,0 +1,234 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""From a config and a checkpoint to smaller ones."""
+
+from __future__ import annotations
+
+import copy
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn as nn
+from mmengine.config import Config
+from mmengine.runner import Runner
+from mmengine.runner.checkpoint import _load_checkpoint
+from torch import Tensor
+
+from ..backbones import GatedBackbone
+from ..complexity import Attachments
+from ..engine import unwrap
+from ..evaluation import GatedMACs, PredictionCounter
+from ..gates import find_gates
+from .slim import GateUsage, slim
+
+
+def slim_checkpoint(
+    cfg: Config, runner: Runner, checkpoint: str, split: str = 'val', tolerance: float = 0.0
+) -> tuple[Config, dict, dict[str, Any]]:
+    """Slim a checkpoint on the images of a split.
+
+    The images pass three times: once to see which channels they open, then
+    through both models, whose backbone outputs are compared.
+
+    Args:
+        cfg (Config): The config; it is not changed.
+        runner (Runner): Built from it; its model is loaded here.
+        checkpoint (str): File of the weights.
+        split (str): Whose dataloader and evaluator to take, 'val' or 'test'.
+            Defaults to 'val'.
+        tolerance (float): Remove channels open for at most this share of the
+            images. Defaults to 0.
+
+    Returns:
+        tuple: Config of the smaller model, its checkpoint, and a report:
+        ``images``, ``gates`` (see :class:`Slimmed`), ``parameters``,
+        ``weights_bytes`` and ``metrics`` (dicts of before and after), and
+        ``max_difference`` of the backbone outputs, relative.
+
+    Raises:
+        ValueError: If there is nothing to slim or to slim with, or the
+            checkpoint does not fit.
+    """
+    model = unwrap(runner.model)
+    if not find_gates(model):
+        raise ValueError(f'the model {type(model).__name__} has no gates, there is nothing to slim')
+    loaded = load_fitting(model, checkpoint)
+    try:
+        loader = runner.build_dataloader(cfg[f'{split}_dataloader'])
+    except ValueError as error:  # mmengine cannot build an empty dataset
+        raise ValueError(
+            f'the calibration set, {split}_dataloader, has no images or cannot be read: {error}'
+        ) from error
+    if not len(loader.dataset):
+        raise ValueError(f'the calibration set, {split}_dataloader, has no images')
+    result = slim(model, _usage(model, loader), tolerance)
+    slim_cfg = _slim_config(cfg, result.backbones)
+    smaller = runner.build_model(_model_config(slim_cfg))
+    smaller.load_state_dict(result.state_dict)
+    smaller.to(next(model.parameters()).device)
+    pair = {'before': model, 'after': smaller}
+    metrics, difference = _compare(runner, pair, loader, cfg[f'{split}_evaluator'])
+    state = {key: value.detach().cpu() for key, value in smaller.state_dict().items()}
+    meta = {**loaded.get('meta', {}), 'cfg': slim_cfg.pretty_text}
+    report = dict(
+        images=len(loader.dataset),
+        tolerance=tolerance,
+        max_difference=difference,
+        parameters={name: _parameters(m) for name, m in pair.items()},
+        weights_bytes={name: _bytes(m.state_dict().values()) for name, m in pair.items()},
+        metrics=metrics,
+        gates=result.gates,
+    )
+    return slim_cfg, dict(meta=meta, state_dict=state), report
+
+
+def load_fitting(model: nn.Module, path: str) -> dict:
+    """Load a checkpoint that has exactly the weights of a model.
+
+    Args:
+        model (nn.Module): The model.
+        path (str): The file.
+
+    Returns:
+        dict: The whole checkpoint.
+
+    Raises:
+        ValueError: If anything is missing, left over or of another shape.
+    """
+    try:
+        loaded = _load_checkpoint(path, map_location='cpu')
+    except Exception as error:  # pickle's own errors share no base class
+        raise ValueError(f'checkpoint {path} cannot be read: {error!r}') from error
+    state = loaded.get('state_dict', loaded) if isinstance(loaded, dict) else {}
+    state = {key.removeprefix('module.'): value for key, value in state.items()}
+    own = model.state_dict()
+    problems = {
+        'missing': [key for key in own if key not in state],
+        'not in the model': [key for key in state if key not in own],
+        'of another shape': [
+            key
+            for key in own
+            if key in state and getattr(state[key], 'shape', None) != own[key].shape
+        ],
+    }
+    wrong = [
+        f'{len(keys)} weights are {what}, such as {keys[0]}'
+        for what, keys in problems.items()
+        if keys
+    ]
+    if wrong:
+        raise ValueError(f'checkpoint {path} does not fit the config: ' + '; '.join(wrong))
+    model.load_state_dict(state)
+    return loaded
+
+
+def write_files(files: dict[Path, Any]) -> None:
+    """Write several files, all or none.
+
+    Args:
+        files (dict): Path -> text, or what ``torch.save`` writes.
+    """
+    fresh: dict[Path, str] = {}
+    try:
+        for path, content in files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle, fresh[path] = tempfile.mkstemp(dir=path.parent, prefix=f'.{path.name}.')
+            with os.fdopen(handle, 'wb') as file:
+                if isinstance(content, str):
+                    file.write(content.encode())
+                else:
+                    torch.save(content, file)
+        for path, part in fresh.items():
+            os.chmod(part, 0o644)
+            os.replace(part, path)
+    finally:
+        for part in fresh.values():
+            Path(part).unlink(missing_ok=True)
+
+
+@torch.no_grad()
+def _usage(model: nn.Module, loader: Iterable) -> dict[str, Tensor]:
+    usage = GateUsage(model)
+    usage.attach()
+    model.eval()
+    try:
+        for batch in loader:
+            model.val_step(batch)  # type: ignore[operator]
+    finally:
+        usage.detach()
+    return usage.shares()
+
+
+def _slim_config(cfg: Config, backbones: dict[str, dict[str, Any]]) -> Config:
+    slim_cfg = copy.deepcopy(cfg)
+    for name, options in backbones.items():
+        node = slim_cfg.model
+        for part in filter(None, name.split('.')):
+            if part not in node:
+                raise ValueError(f'the config has no model.{name}, which the backbone is called')
+            node = node[part]
+        # Weights to start from have the old widths.
+        node.update(options, init_cfg=None)
+        node.pop('pretrained', None)
+    slim_cfg.model.pop('pretrained', None)
+    imports = slim_cfg.get('custom_imports') or dict(imports=[])
+    if 'fgc_mm' not in imports['imports']:
+        slim_cfg.custom_imports = dict(imports, imports=[*imports['imports'], 'fgc_mm'])
+    for key in ('work_dir', 'launcher', 'resume'):
+        slim_cfg.pop(key, None)
+    return slim_cfg
+
+
+def _model_config(cfg: Config) -> Any:
+    """The model with the preprocessor that stands beside it, as a Runner has it."""
+    model = copy.deepcopy(cfg.model)
+    if cfg.get('data_preprocessor') is not None:
+        model.setdefault('data_preprocessor', cfg.data_preprocessor)
+    return model
+
+
+@torch.no_grad()
+def _compare(
+    runner: Runner, models: dict[str, nn.Module], loader: Any, evaluator_cfg: Any
+) -> tuple[dict[str, dict], float]:
+    """Metrics of both models, and the largest difference of their backbones."""
+    outputs: dict[str, list[Tensor]] = {name: [] for name in models}
+    attached, counters, evaluators = Attachments(), [], {}
+    for name, model in models.items():
+        model.eval()
+        backbones = [m for m in model.modules() if isinstance(m, GatedBackbone)]
+        for backbone in backbones:
+            attached.after(backbone, lambda m, args, outs, name=name: outputs[name].extend(outs))
+        counters.append(PredictionCounter(model))
+        evaluators[name] = runner.build_evaluator(copy.deepcopy(evaluator_cfg))
+        evaluators[name].metrics.append(GatedMACs())
+        evaluators[name].dataset_meta = getattr(loader.dataset, 'metainfo', None)
+    largest = 0.0
+    for counter in counters:
+        counter.attach()
+    try:
+        for batch in loader:
+            for name, model in models.items():
+                outputs[name].clear()
+                samples = model.val_step(copy.deepcopy(batch))  # type: ignore[operator]
+                evaluators[name].process(data_samples=samples, data_batch=batch)
+            for old, new in zip(*outputs.values(), strict=True):
+                scale = float(old.abs().max()) or 1.0
+                largest = max(largest, float((old - new).abs().max()) / scale)
+    finally:
+        attached.remove()
+        for counter in counters:
+            counter.detach()
+    size = len(loader.dataset)
+    return {name: evaluator.evaluate(size) for name, evaluator in evaluators.items()}, largest
+
+
+def _parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -1,0 +1,45 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""What tools/slim.py prints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+EQUAL = 1e-4
+"""Relative difference up to which outputs count as the same."""
+
+
+def format_slim_report(report: dict[str, Any]) -> str:
+    """The report of :func:`slim_checkpoint` as plain text.
+
+    Args:
+        report (dict): The report; ``file_bytes`` may have been added.
+    """
+    gates = report['gates']
+    channels = sum(row['channels'] for row in gates)
+    removed = sum(row['removed'] for row in gates)
+    fixed = sum(row['always_open'] for row in gates)
+    rows = [('parameters', report['parameters'], 1e6, 'M')]
+    rows += [('weights', report['weights_bytes'], 1e6, 'MB')]
+    if 'file_bytes' in report:
+        rows += [('checkpoint file', report['file_bytes'], 1e6, 'MB')]
+    lines = [
+        f'Slimmed on {report["images"]} images: of {channels} gated channels {removed} removed '
+        f'(open for at most {100 * report["tolerance"]:g} % of them), {fixed} open for good',
+        '',
+        f'{"":<28}{"before":>12}{"after":>12}{"change":>10}',
+    ]
+    for name, pair, unit, suffix in rows:
+        change = 100 * (pair['after'] / pair['before'] - 1)
+        before, after = pair['before'] / unit, pair['after'] / unit
+        lines.append(
+            f'{name + " [" + suffix + "]":<28}{before:>12.3f}{after:>12.3f}{change:>9.1f}%'
+        )
+    before, after = report['metrics']['before'], report['metrics']['after']
+    for name in before:
+        old, new = float(before[name]), float(after[name])
+        lines.append(f'{name:<28}{old:>12.4f}{new:>12.4f}{new - old:>+10.4f}')
+    difference = report['max_difference']
+    verdict = 'the same up to rounding' if difference <= EQUAL else 'NOT the same'
+    lines += ['', f'Backbone outputs: {verdict}, largest relative difference {difference:.1e}']
+    return '\n'.join(lines)

@@ -1,0 +1,153 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""Switching sparse execution of a model on and off."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn as nn
+from mmengine.logging import print_log
+from torch import Tensor
+
+from ..backbones import GatedBackbone, GatedBlock
+from ..gates import find_gates
+from .folding import (
+    FoldedForward,
+    FoldedLayer,
+    SkippedForward,
+    is_foldable,
+    is_plain_conv,
+    recording,
+)
+from .sparse_block import SparseBlock, why_not
+
+WAYS = ('auto', 'dense', 'union', 'groups')
+
+
+def enable_sparse(
+    model: nn.Module, channels_last: bool = True, granularity: int = 1, way: str = 'auto'
+) -> nn.Module:
+    """Compute only the open channels of a model's gated backbones.
+
+    From now on, wherever the model is in evaluation mode and no gradient is
+    recorded (``torch.no_grad()``, ``torch.inference_mode()``), gated blocks
+    gather the weights of the open channels and convolve with those; batch
+    norms of the backbone are folded into its convolutions. In training, under
+    a tracer and wherever gradients are recorded the model runs as before.
+    Results agree with those of masked execution up to rounding. The records of
+    the gates are left as always, but without ``feature``: closed channels are
+    not computed.
+
+    Weights are prepared at the first pass, and again when they have changed.
+    Copies and pickles of the model are sparse as well.
+
+    Args:
+        model (nn.Module): A gated backbone, or any model with one inside.
+        channels_last (bool): Run the backbone in channels-last layout, which
+            suits odd numbers of channels; it returns the layout it is given.
+            Defaults to True.
+        granularity (int): Round the number of gathered channels up to a
+            multiple of this; 8 suits half precision on GPUs. Defaults to 1.
+        way (str): How a batch is run: 'groups' of equal masks, on the 'union'
+            of open channels, 'dense', or 'auto', whichever is cheapest.
+            Defaults to 'auto'.
+
+    Returns:
+        nn.Module: The same model.
+
+    Raises:
+        ValueError: If it has no gated backbone with gates, or an argument is
+            out of range.
+
+    Example:
+        >>> model = enable_sparse(GatedResNet(50)).eval()
+        >>> with torch.no_grad():
+        ...     outs = model(torch.rand(1, 3, 512, 512))
+    """
+    if granularity < 1:
+        raise ValueError(f'enable_sparse: granularity={granularity} must be at least 1')
+    if way not in WAYS:
+        raise ValueError(f'enable_sparse: way={way!r} must be one of {WAYS}')
+    if not find_gates(model):
+        raise ValueError(
+            f'enable_sparse: {type(model).__name__} has no gates, nothing is ever closed; use '
+            "a gated backbone, such as backbone=dict(type='GatedResNet', ...)"
+        )
+    disable_sparse(model)
+    for name, block in _modules(model, GatedBlock):
+        reason = why_not(block)
+        if reason is None:
+            SparseBlock(block, channels_last, granularity, way).attach()
+        else:
+            print_log(
+                f'enable_sparse: block {name} stays masked, {reason}',
+                logger='current',
+                level=logging.WARNING,
+            )
+        _fold_plain_layers(block, channels_last)
+    for _, backbone in _modules(model, GatedBackbone):
+        _fold_plain_layers(backbone, channels_last)
+        if channels_last:
+            backbone.forward = ChannelsLastForward(backbone)  # type: ignore[method-assign,assignment]
+    return model
+
+
+def disable_sparse(model: nn.Module) -> nn.Module:
+    """Run a model as before :func:`enable_sparse`; nothing happens otherwise.
+
+    Args:
+        model (nn.Module): Any model.
+
+    Returns:
+        nn.Module: The same model.
+    """
+    for _, block in _modules(model, GatedBlock):
+        if isinstance(block.runner, SparseBlock):
+            block.runner.detach()
+    ours = (FoldedForward, SkippedForward, ChannelsLastForward)
+    for module in model.modules():
+        if isinstance(module.__dict__.get('forward'), ours):
+            del module.__dict__['forward']
+    return model
+
+
+def is_sparse(model: nn.Module) -> bool:
+    """Whether a model has blocks that run sparsely in evaluation."""
+    return any(block.runner is not None for _, block in _modules(model, GatedBlock))
+
+
+class ChannelsLastForward:
+    """``forward`` of a backbone that computes in channels-last layout.
+
+    Args:
+        backbone (nn.Module): The backbone.
+    """
+
+    def __init__(self, backbone: nn.Module) -> None:
+        self.backbone = backbone
+
+    def __call__(self, x: Tensor) -> Any:
+        forward = type(self.backbone).forward
+        last = torch.channels_last
+        if self.backbone.training or recording() or x.dim() != 4:
+            return forward(self.backbone, x)
+        if x.is_contiguous(memory_format=last) and not x.is_contiguous():
+            return forward(self.backbone, x)
+        # Some ops that come later, such as RoIAlign, take the layout for granted.
+        outs = forward(self.backbone, x.contiguous(memory_format=last))
+        return tuple(out.contiguous() for out in outs)
+
+
+def _modules(model: nn.Module, kind: type) -> Iterator[tuple[str, Any]]:
+    return ((name, m) for name, m in model.named_modules() if isinstance(m, kind))
+
+
+def _fold_plain_layers(module: Any, channels_last: bool) -> None:
+    for names in module.plain_layers():
+        conv, norm = (module.get_submodule(name) for name in names)
+        if is_plain_conv(conv) and is_foldable(norm):
+            conv.forward = FoldedForward(FoldedLayer(conv, norm, channels_last))
+            norm.forward = SkippedForward(conv.forward)

@@ -1,0 +1,248 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""Runs a gated block on its open channels only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Optional
+
+import numpy as np
+import torch
+import torch.nn as nn
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ..backbones.block import Activation, Body, GatedBlock
+from ..complexity import GatedConv, gated_convs
+from .folding import FoldedLayer, WeightedForward, is_foldable, is_plain_conv, recording
+from .plan import ConvCost, Part, Planner
+
+
+def why_not(block: GatedBlock) -> Optional[str]:
+    """Why a block cannot be run sparsely; None if it can."""
+    sites = block.gate_sites()
+    for name, conv in gated_convs(block, sites).items():
+        module = block.get_submodule(name)
+        if not isinstance(module, nn.Conv2d) or not is_plain_conv(module):
+            return f'{name} is a {type(module).__name__}'
+        if module.groups > 1 and not is_depthwise(module, conv):
+            return f'{name} has groups={module.groups}'
+    for site in sites:
+        for name in site.norms or (site.norm,):
+            module = block.get_submodule(name)
+            if not is_foldable(module):
+                return f'{name} is a {type(module).__name__} and cannot be folded'
+    return None
+
+
+def is_depthwise(conv: nn.Conv2d, gates: GatedConv) -> bool:
+    """Whether each channel of a gated convolution is computed from itself."""
+    one_each = conv.groups == conv.in_channels == conv.out_channels
+    return one_each and conv.groups > 1 and gates.in_gate == gates.out_gate
+
+
+@dataclass
+class _Entry:
+    """A convolution of a block as ``body`` asks for it.
+
+    Attributes:
+        conv (nn.Module): The convolution.
+        gates (GatedConv): The gates of its two sides.
+        folded (FoldedLayer, optional): Its prepared weights; None if it must
+            be run as it is.
+        norm (nn.Module, optional): The norm that is not folded in.
+    """
+
+    conv: nn.Module
+    gates: GatedConv
+    folded: Optional[FoldedLayer]
+    norm: Optional[nn.Module]
+
+
+class SparseBlock:
+    """The runner of one block, see :func:`~fgc_mm.inference.enable_sparse`.
+
+    It keeps nothing of a pass, so several threads may run the same block.
+
+    Args:
+        block (GatedBlock): The block.
+        channels_last (bool): Lay weights out for channels-last inputs.
+            Defaults to True.
+        granularity (int): See :class:`Planner`. Defaults to 1.
+        way (str): See :class:`Planner`. Defaults to 'auto'.
+    """
+
+    def __init__(
+        self,
+        block: GatedBlock,
+        channels_last: bool = True,
+        granularity: int = 1,
+        way: str = 'auto',
+    ) -> None:
+        self.block = block
+        self.channels_last = channels_last
+        self.gated = gated_convs(block, block.gate_sites())
+        self._costs = {name: self._cost(name, gates) for name, gates in self.gated.items()}
+        self.planner = Planner(list(self._costs.values()), granularity, way)
+        self._entries: dict[str, _Entry] = {}
+        # Whose mode matters: norms and gates decide otherwise in training.
+        self._modes: list[nn.Module] = [block, *block.gates().values()]
+        self._modes += [module for module in block.modules() if isinstance(module, _BatchNorm)]
+
+    def attach(self) -> None:
+        """Take over the block."""
+        self.block.runner = self
+
+    def detach(self) -> None:
+        """Give it back."""
+        for entry in self._entries.values():
+            entry.conv.__dict__.pop('forward', None)
+        self._entries = {}
+        self.block.runner = None
+
+    def applies(self, x: Tensor) -> bool:
+        """In evaluation, where nobody records the operations."""
+        if recording() or x.dim() != 4 or x.numel() == 0:
+            return False
+        return not any(module.training for module in self._modes)
+
+    def run(self, body: Body, x: Tensor) -> Tensor:
+        """Run the block on a batch.
+
+        Args:
+            body (Callable): ``body(x, layer)`` of the block.
+            x (Tensor): The block input.
+        """
+        multipliers = self.block.decide(x)
+        if not multipliers:
+            return body(x, _Layers(self, Part(), {}, x))
+        values = _to_numpy(multipliers)
+        parts = self.planner.plan(values, x.size(2) * x.size(3))
+        outs = []
+        for part in parts:
+            images = x if part.images is None else _take(x, part.images)
+            factors = _factors(part, multipliers, values)
+            outs.append(body(images, _Layers(self, part, factors, images)))
+        if len(outs) == 1:
+            return outs[0]
+        order = [image for part in parts for image in part.images or ()]
+        out = torch.cat(outs)
+        if order == sorted(order):
+            return out
+        return out[torch.from_numpy(np.argsort(order)).to(out.device)]
+
+    def entry(self, conv: str, norm: Optional[str]) -> _Entry:
+        """A convolution of the block and its prepared weights."""
+        entry = self._entries.get(conv)
+        if entry is None:
+            module = self.block.get_submodule(conv)
+            after = None if norm is None else self.block.get_submodule(norm)
+            gates = self.gated.get(conv, GatedConv())
+            entry = _Entry(module, gates, None, after)
+            if isinstance(module, nn.Conv2d) and is_plain_conv(module):
+                folds = after is not None and is_foldable(after)
+                folded = FoldedLayer(module, after if folds else None, self.channels_last)
+                entry = _Entry(module, gates, folded, None if folds else after)
+                module.forward = WeightedForward(module)  # type: ignore[method-assign,assignment]
+            self._entries[conv] = entry
+        return entry
+
+    def note_size(self, conv: str, scale: float) -> None:
+        """Learn how much smaller a convolution's output is than the input."""
+        if conv in self._costs:
+            self._costs[conv].scale = scale
+
+    def _cost(self, name: str, gates: GatedConv) -> ConvCost:
+        conv = self.block.get_submodule(name)
+        assert isinstance(conv, nn.Conv2d)
+        return ConvCost(
+            conv.in_channels // conv.groups,
+            conv.out_channels,
+            conv.kernel_size[0] * conv.kernel_size[1],
+            in_gate=gates.in_gate,
+            out_gate=gates.out_gate,
+            depthwise=is_depthwise(conv, gates),
+        )
+
+
+class _Layers:
+    """Runs the layers of a block for one part of a batch."""
+
+    def __init__(
+        self, runner: SparseBlock, part: Part, factors: dict[str, Tensor], x: Tensor
+    ) -> None:
+        self.runner = runner
+        self.factors = factors
+        self.positions = x.size(2) * x.size(3)
+        self.channels = {
+            gate: torch.from_numpy(index).to(x.device) for gate, index in part.channels.items()
+        }
+
+    def __call__(
+        self,
+        x: Tensor,
+        conv: str,
+        norm: Optional[str] = None,
+        act: Optional[Activation] = None,
+        gate: Optional[str] = None,
+    ) -> Tensor:
+        entry = self.runner.entry(conv, norm)
+        out = entry.conv(x) if entry.folded is None else self._convolve(x, entry)
+        self.runner.note_size(conv, out.size(2) * out.size(3) / self.positions)
+        if entry.norm is not None:
+            out = entry.norm(out)
+        if act is not None:
+            out = act(out)
+        if gate in self.factors:
+            out = out * self.factors[gate][:, :, None, None].to(out.dtype)
+        return out
+
+    def _convolve(self, x: Tensor, entry: _Entry) -> Tensor:
+        assert entry.folded is not None
+        rows = self.channels.get(entry.gates.out_gate or '')
+        columns = self.channels.get(entry.gates.in_gate or '')
+        groups: int = entry.folded.conv.groups
+        weight, bias = entry.folded.weights()
+        if groups > 1 and rows is not None:
+            columns, groups = None, len(rows)
+            if x.size(1) != groups:  # the block input itself
+                x = x.index_select(1, rows)
+        if rows is not None or columns is not None:
+            weight = entry.folded.gather(weight, rows, columns)
+        if rows is not None:
+            bias = bias.index_select(0, rows)
+        return entry.conv(x, weight, bias, groups)
+
+
+def _to_numpy(multipliers: dict[str, Tensor]) -> dict[str, np.ndarray]:
+    """All decisions of a block on the CPU, in one transfer."""
+    tensors = list(multipliers.values())
+    if tensors[0].device.type == 'cpu':
+        arrays = [tensor.float().numpy() for tensor in tensors]
+    else:
+        both = torch.cat([tensor.float() for tensor in tensors], dim=1).cpu().numpy()
+        cuts = np.cumsum([tensor.size(1) for tensor in tensors])[:-1]
+        arrays = np.split(both, cuts, axis=1)
+    return dict(zip(multipliers, arrays, strict=True))
+
+
+def _take(x: Tensor, images: list[int]) -> Tensor:
+    if images == list(range(images[0], images[-1] + 1)):
+        return x[images[0] : images[-1] + 1]
+    return x[torch.tensor(images, device=x.device)]
+
+
+def _factors(
+    part: Part, multipliers: dict[str, Tensor], values: dict[str, np.ndarray]
+) -> dict[str, Tensor]:
+    """What the computed channels are multiplied with, where it is not 1."""
+    factors = {}
+    for gate, value in values.items():
+        if part.images is not None:
+            value = value[part.images]
+        if gate in part.channels:
+            value = value[:, part.channels[gate]]
+        if not (value == 1).all():
+            like = multipliers[gate]
+            factors[gate] = torch.from_numpy(np.ascontiguousarray(value)).to(like)
+    return factors

@@ -1,0 +1,74 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""Remove the channels of a gated network that no image opens, for good.
+
+Writes a config and a smaller checkpoint, which every tool loads, and a report.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+from mmengine.config import DictAction
+
+import fgc_mm  # noqa: F401  registers gates, backbones and hooks
+from fgc_mm.engine import launch
+from fgc_mm.inference import format_slim_report, slim_checkpoint, write_files
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('config', help='config file of a model with gates')
+    parser.add_argument('checkpoint', help='checkpoint file')
+    parser.add_argument('--out-dir', help='where to write (default: next to the checkpoint)')
+    parser.add_argument(
+        '--split', choices=['val', 'test'], default='val', help='whose images decide'
+    )
+    parser.add_argument(
+        '--tolerance',
+        type=float,
+        default=0.0,
+        help='also remove channels open for at most this share of the images, such as 0.01',
+    )
+    parser.add_argument('--work-dir', help='where logs go')
+    parser.add_argument(
+        '--cfg-options', nargs='+', action=DictAction, help='override settings of the config'
+    )
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse_args()
+    args.launcher, args.local_rank = 'none', 0
+    if not 0 <= args.tolerance < 1:
+        raise launch.UsageError(f'--tolerance {args.tolerance} must be within [0, 1)')
+    cfg = launch.load_config(args)
+    checkpoint = launch.existing(args.checkpoint)
+    for key in (f'{args.split}_dataloader', f'{args.split}_evaluator'):
+        if cfg.get(key) is None:
+            raise launch.UsageError(f'config {args.config} has no {key}, which slimming needs')
+    launch.prepare(cfg, splits=(args.split,))
+    runner = launch.build_runner(cfg)
+    try:
+        slim_cfg, weights, report = slim_checkpoint(
+            cfg, runner, checkpoint, args.split, args.tolerance
+        )
+    except (ValueError, NotImplementedError) as error:
+        raise launch.UsageError(str(error)) from error
+    folder = Path(args.out_dir) if args.out_dir else Path(checkpoint).parent
+    stems = {'.py': Path(args.config).stem, '.pth': Path(checkpoint).stem}
+    config, target = (folder / f'{stem}_slim{suffix}' for suffix, stem in stems.items())
+    slim_cfg.load_from = str(target)
+    write_files({target: weights, config: slim_cfg.pretty_text})
+    report['file_bytes'] = dict(before=os.path.getsize(checkpoint), after=os.path.getsize(target))
+    write_files({target.with_suffix('.json'): json.dumps(report, indent=2, default=float) + '\n'})
+    print(format_slim_report(report))
+    print(
+        f'\nConfig      {config}\nCheckpoint  {target}\nReport      {target.with_suffix(".json")}'
+    )
+
+
+if __name__ == '__main__':
+    launch.run(main)
