@@ -10,7 +10,7 @@ from typing import Optional
 
 import numpy as np
 
-# Costs in units of one MAC of a large convolution, measured on one x86 core
+# Costs in units of one MAC of a large convolution: estimates for an x86 core
 # (AVX2). They only decide between ways with the same result.
 GATHER = 40.0
 """Copying one weight into place."""

@@ -40,7 +40,7 @@ class Task(BaseModel):
         return [BaseDataElement() for _ in inputs]
 
 
-def tester(model, work_dir):
+def runner_for(model, work_dir):
     return Runner(
         model=model,
         work_dir=str(work_dir),
@@ -60,7 +60,7 @@ def tester(model, work_dir):
 def test_the_records_of_all_pictures(tmp_path):
     torch.manual_seed(0)
     model = Task()
-    runner, collector = tester(model, tmp_path), GateCollectorHook()
+    runner, collector = runner_for(model, tmp_path), GateCollectorHook()
     runner.register_hook(collector)
     for _ in range(2):  # a second pass starts anew
         runner.test()
@@ -78,7 +78,7 @@ def test_the_records_of_all_pictures(tmp_path):
 
 
 def test_a_model_without_gates(tmp_path):
-    runner = tester(Task(gate=None), tmp_path)
+    runner = runner_for(Task(gate=None), tmp_path)
     runner.register_hook(GateCollectorHook())
     with pytest.raises(ValueError, match='the model Task has no gates'):
         runner.test()

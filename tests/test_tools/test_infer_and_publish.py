@@ -83,8 +83,9 @@ def test_inferencer_infer_and_publish(name, run_tool, trained, photos, tmp_path)
 
     pattern, use_inferencer = TASKS[name]
     config = f'configs/demo/{name}.py'
-    # Gates that start undecided instead of open.
+    # Gates that start undecided instead of open, in a network that starts from nothing.
     half_open = ['model.backbone.gate.type=BinConcreteGate', 'model.backbone.gate.bias_init=0']
+    half_open.append('load_from=None')
     checkpoint = trained(config, *half_open)
     folder = photos(pattern)
     pictures = sorted(str(path) for path in folder.iterdir() if path.suffix != '.txt')
