@@ -18,6 +18,7 @@ a repetition, and the spread of that ratio (its middle half).
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import statistics
 import threading
@@ -161,6 +162,8 @@ class PeakMemory:
     """Peak resident memory over that at the start, sampled (Linux)."""
 
     def __enter__(self) -> PeakMemory:
+        # What earlier work has freed is given back, or its reuse would not be seen.
+        ctypes.CDLL(None).malloc_trim(0)
         self.start = self.peak = self._now()
         self.over = threading.Event()
         self.thread = threading.Thread(target=self._watch, daemon=True)
