@@ -127,6 +127,8 @@ def fingerprint():
         with open(path, 'rb') as file:
             digest.update(file.read())
     digest.update((MMCV + ROOT).encode())
+    # Another wheel handed in, or a CUDA compiler that is there now.
+    digest.update(repr((os.environ.get('FGC_MM_WHEELS'), bool(shutil.which('nvcc')))).encode())
     return digest.hexdigest()
 
 

@@ -66,7 +66,7 @@ def _message(problem: _Problem) -> str:
     options = ' '.join(f'{key}.data_root=<folder>' for key in problem.keys)
     remedy = problem.remedy or (
         f'Put the dataset there or say where it is with --cfg-options {options}; '
-        'README.md shows the layout under "Datasets".'
+        'docs/data.md shows the layout.'
     )
     return f'{first}.{problem.text}{also}. {remedy}'
 
@@ -193,7 +193,7 @@ def _check_cifar(dataset: Mapping, cls: Any) -> Optional[_Problem]:
     except KeyError:  # the dataset itself names its wrong argument
         return None
     except FileNotFoundError as error:
-        return _Problem(str(error), 'README.md shows the layout under "Datasets".')
+        return _Problem(str(error), 'docs/data.md shows the layout.')
     return None
 
 

@@ -121,7 +121,10 @@ def prepare_data(cfg: Config, splits: tuple[str, ...]) -> None:
     """Build the demo data if the config asks for it, and see that the data is there."""
     demo = cfg.get('demo_data')
     if demo:
-        ensure_demo_data(**demo)
+        try:
+            ensure_demo_data(**demo)
+        except ImportError as error:
+            raise UsageError(str(error)) from error
     try:
         check_dataset_paths(cfg, splits)
     except FileNotFoundError as error:

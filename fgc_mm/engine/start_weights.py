@@ -104,6 +104,8 @@ def _dense_init(key: str, init_cfg: Mapping, owner: Mapping) -> str:
 def _torchvision(backbone: Mapping) -> Optional[str]:
     """The public dense weights of a ResNet."""
     kind, depth = backbone.get('type'), backbone.get('depth')
+    if backbone.get('base_channels', 64) != 64:  # there are none of another width
+        return None
     if depth not in (18, 34, 50, 101, 152) or not isinstance(kind, str):
         return None
     if kind.endswith('ResNetV1c'):

@@ -15,6 +15,7 @@ from fgc_mm.engine.start_weights import check_start_weights
 INIT = 'model.backbone.init_cfg.checkpoint'
 CASES = {
     'resnet20_fgc_cifar10': ('load_from', 'resnet20_bas_cifar10'),
+    'demo/pspnet_r18_digits_gated': ('load_from', 'demo/pspnet_r18_digits'),
     'resnet18_gated_imagenet': ('load_from', 'resnet18_bas_imagenet'),
     'faster_rcnn_r34_fgc_voc': (INIT, 'resnet34_fgc_imagenet'),
     'pspnet_r50_gated_cityscapes': (
@@ -28,7 +29,7 @@ CASES = {
 def test_one_message_with_the_config_that_makes_them(name, run_tool, tmp_path):
     key, maker = CASES[name]
     config = f'configs/{name}.py'
-    nowhere = str(tmp_path / 'work_dirs' / maker / 'epoch_9.pth')
+    nowhere = str(tmp_path / 'work_dirs' / maker.rpartition('/')[2] / 'epoch_9.pth')
     options = ['--cfg-options', f'{key}={nowhere}']
     code, _, err = run_tool('train', config, '--work-dir', tmp_path, *options)
     assert code == 2
@@ -36,6 +37,8 @@ def test_one_message_with_the_config_that_makes_them(name, run_tool, tmp_path):
     assert f'{key}={nowhere!r} does not exist' in err
     assert f'python tools/train.py configs/{maker}.py' in err
     assert '--cfg-options' in err
+    # Public weights do not fit the demo's narrow network.
+    assert ('://' in err) == (not name.startswith(('demo', 'resnet20')))
 
 
 def advised(message):

@@ -56,7 +56,7 @@ def load_digits() -> Digits:
     except ImportError as error:
         raise ImportError(
             'the demo data is made of the digits inside scikit-learn, which is not installed; '
-            'run "pip install scikit-learn"'
+            'run "pip install scikit-learn", or install fgc-mm with its extra [demo]'
         ) from error
     bunch = datasets.load_digits()
     images = (bunch.images / bunch.images.max(axis=(1, 2), keepdims=True)).astype(np.float32)
