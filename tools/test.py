@@ -7,6 +7,7 @@ from pathlib import Path
 from mmengine.evaluator import DumpResults
 
 import fgc_mm  # noqa: F401  registers gates, backbones and hooks
+from fgc_mm.analysis import sweep
 from fgc_mm.engine import launch
 from fgc_mm.evaluation import report
 
@@ -22,6 +23,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--show-dir', help='folder for pictures with the predictions drawn in')
     parser.add_argument('--wait-time', type=float, default=2, help='seconds a window stays')
     parser.add_argument('--tta', action='store_true', help="the config's test-time augmentation")
+    sweep.add_arguments(parser)
     launch.add_common_arguments(parser)
     return parser.parse_args()
 
@@ -31,17 +33,23 @@ def main() -> None:
     suffix = Path(args.out).suffix if args.out else None
     if suffix not in (None, '.json', '.pkl', '.pickle'):
         raise launch.UsageError(f'--out {args.out}: the name must end in .json, .pkl or .pickle')
+    sweep.check_arguments(args)
     cfg = launch.load_config(args)
     cfg.load_from = launch.existing(args.checkpoint)
     if args.show or args.show_dir:
         launch.draw_predictions(cfg, args.show, args.show_dir, args.wait_time)
     if args.tta:
         launch.augment_test_time(cfg)
-    launch.prepare(cfg, splits=('test',))
+    splits = ('test',) if args.budget is None else ('test', args.calibration)
+    launch.prepare(cfg, splits=splits)
     report.add_macs_hook(cfg)
     runner = launch.build_runner(cfg)
     if suffix in ('.pkl', '.pickle'):
         runner.test_evaluator.metrics.append(DumpResults(out_file_path=args.out))
+    if sweep.is_sweep(args):
+        sweep.run(runner, args)
+        return
+    sweep.set_dial(runner, args)
     metrics = runner.test()
     report.print_summary(runner, metrics)
     if suffix == '.json':

@@ -24,6 +24,8 @@ from mmengine.runner import Runner
 
 from fgc_mm.datasets import check_dataset_paths, ensure_demo_data
 
+from .gate_loss_hook import SetupError
+
 
 class UsageError(Exception):
     """A mistake the user can mend; shown as one message without a traceback."""
@@ -252,7 +254,7 @@ def run(main: Callable[[], Any]) -> None:
     code = 0
     try:
         main()
-    except UsageError as error:
+    except (UsageError, SetupError) as error:
         code = 2
         if int(os.environ.get('RANK', 0)) == 0:
             print(f'error: {error}', file=sys.stderr)
