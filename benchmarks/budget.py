@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def runs_of(task: str, args: argparse.Namespace) -> tuple[list[Point], str]:
 def between(curve: list[tuple[float, float]], share: float) -> float:
     """The metric of a curve at a share; NaN outside of it, where nobody knows."""
     curve = sorted(curve)
-    for (left, low), (right, high) in zip(curve, curve[1:], strict=False):
+    for (left, low), (right, high) in pairwise(curve):
         if left <= share <= right:
             return low if right == left else low + (high - low) * (share - left) / (right - left)
     return float('nan')

@@ -4,7 +4,7 @@ coupling, and write the table and the plot. What is trained is not trained again
 
     python tools/tradeoff.py configs/demo/resnet18_digits_fgc.py --targets 0.3 0.5 0.7
     python tools/tradeoff.py configs/demo/resnet18_digits_fgc.py --rho 0.2 0.4 0.8 --seeds 0 1 2
-    python tools/tradeoff.py --collect 'mine=work_dirs/a/figures.json' 'mine=work_dirs/b/figures.json'
+    python tools/tradeoff.py --collect mine=work_dirs/a/figures.json mine=work_dirs/b/figures.json
 """
 
 import argparse
@@ -27,9 +27,7 @@ def parse_args() -> argparse.Namespace:
     what.add_argument(
         '--targets', type=float, nargs='+', help="shares of the backbone's MACs, by BudgetHook"
     )
-    what.add_argument(
-        '--rho', type=float, nargs='+', help='weights of the sparsity loss, by L0Hook'
-    )
+    what.add_argument('--rho', type=float, nargs='+', help='weights of the loss of L0Hook')
     what.add_argument(
         '--collect',
         nargs='+',

@@ -85,8 +85,8 @@ def set_dial(runner: Runner, args: argparse.Namespace) -> None:
 def run(runner: Runner, args: argparse.Namespace) -> None:
     """Test at every setting, print the table, and write it and the plot.
 
-    The files are ``dial.json``, ``dial.md`` and ``dial.png`` in the work dir, or beside and named as
-    ``--out``.
+    The files are ``dial.json``, ``dial.md`` and ``dial.png`` in the work dir, or
+    named as ``--out``.
     """
     runner.load_or_resume()
     kind = 'threshold' if args.budget is None else 'budget'

@@ -123,7 +123,7 @@ class BudgetController:
         state.shift += rate * (shift - state.shift)
         # The weight passes through its whole range in one ramp of full effort.
         effort = -state.shift / self.max_shift
-        state.weight += self.max_weight * self.pace * 3 * effort
+        state.weight += self.max_weight * self.pace * effort
         state.weight = min(self.max_weight, max(0.0, state.weight))
         state.cap_weight += self.max_weight * self.pace * (3 if reading.over_cap > 0.001 else -1)
         state.cap_weight = min(self.max_weight, max(0.0, state.cap_weight))

@@ -98,10 +98,11 @@ class BudgetHook(GateLossHook):
             )
         if not max_weight > 0:
             raise ValueError(f'BudgetHook: max_weight={max_weight!r} must be positive')
-        if isinstance(check_interval, bool) or not isinstance(check_interval, int):
-            check_interval = 0
-        if check_interval < 1:
-            raise ValueError('BudgetHook: check_interval must be a number of iterations, 1 or more')
+        if not isinstance(check_interval, int) or check_interval < 1:
+            raise ValueError(
+                f'BudgetHook: check_interval={check_interval!r} must be a whole number of '
+                'iterations, at least 1'
+            )
         self.begin = begin
         self.reach = reach
         self.floor = floor
