@@ -136,7 +136,8 @@ def draw(points: Sequence[Point], metric: str, path: Path, title: str = '') -> N
         line = sorted((m.share, m.metric) for m in means if m.curve == curve)
         axes.plot(*zip(*line, strict=True), marker='o', color=f'C{number}', label=curve)
         runs = [(p.share, p.metric) for p in points if p.curve == curve]
-        axes.scatter(*zip(*runs, strict=True), s=8, alpha=0.5, color=f'C{number}')
+        shares, metrics = zip(*runs, strict=True)
+        axes.scatter(shares, metrics, s=8, alpha=0.5, color=f'C{number}')
     axes.set_xlabel("executed share of the backbone's MACs")
     axes.set_ylabel(metric)
     axes.set_title(title)

@@ -109,7 +109,8 @@ def join(report: Tensor) -> Reading:
     report = report.double()
     all_reduce(report)
     values = (report[1:] / report[0]).tolist()
-    return Reading(*values[:5], openness=values[5:])
+    expected, hard, shift, doubt, over_cap = values[:5]
+    return Reading(expected, hard, shift, doubt, over_cap, openness=values[5:])
 
 
 def _logit(probability: float) -> float:

@@ -35,9 +35,9 @@ def batches():
 def test_a_budget_is_found(batches):
     model = Task().eval()
     dial = ThresholdDial(model, batches)
-    thresholds = [dial.find(budget, tolerance=0.01) for budget in (0.3, 0.5, 0.7)]
+    thresholds = [dial.find(budget, tolerance=0.01) for budget in (0.45, 0.6, 0.8)]
     assert thresholds[0] > thresholds[1] > thresholds[2]
-    for threshold, budget in zip(thresholds, (0.3, 0.5, 0.7), strict=True):
+    for threshold, budget in zip(thresholds, (0.45, 0.6, 0.8), strict=True):
         for gate in find_gates(model).values():
             gate.threshold = threshold
         counted = [i for b in batches for i in count_macs(model, b['inputs'], backbone='backbone')]

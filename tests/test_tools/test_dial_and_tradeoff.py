@@ -20,12 +20,12 @@ def trained(run_tool, short_options, tmp_path):
 def test_thresholds_and_budgets(trained, run_tool, short_options, tmp_path):
     args = [CONFIG, trained, '--work-dir', tmp_path]
     options = short_options(CONFIG)
-    code, out, err = run_tool('test', *args, '--threshold', 0.5, 0.85, 0.95, *options)
+    code, out, err = run_tool('test', *args, '--threshold', 0.5, 0.88, 0.95, *options)
     assert code == 0, err
     points = json.loads((tmp_path / 'dial.json').read_text())['points']
-    assert [p['setting'] for p in points] == [0.5, 0.85, 0.95]
+    assert [p['setting'] for p in points] == [0.5, 0.88, 0.95]
     assert points[0]['share'] > points[1]['share'] > points[2]['share']
-    assert '| threshold | 0.85 |' in out
+    assert '| threshold | 0.88 |' in out
     assert (tmp_path / 'dial.png').is_file()
 
     figures = tmp_path / 'one.json'
