@@ -45,14 +45,16 @@ class BudgetController:
     Two actuators work together. The fast one shifts the logits of all gates by
     a small amount in each step. What it needs is read off the batch, so it does
     not depend on optimizer and learning rate, cannot wind up, and keeps its
-    force when the learning rate has decayed. The slow one is the weight of
-    the expected share in the loss, which chooses *what* is closed: it rises while the fast
-    one has to push down, falls while it has to push up, and stops at a
+    force when the learning rate has decayed. The slow one is the weight of the
+    expected share in the loss, which chooses *what* is closed: it rises while
+    the fast one has to push down, falls while it has to push up, and stops at a
     bound, so in the end the loss holds the balance and the shifts vanish.
 
-    On the way to the target the goal is met by the expected share and at the target by the
-    hard one, which evaluation counts: hard decisions of gates that all started
-    alike would fall off a cliff.
+    On the way to the target the goal is met by the expected share and at the
+    target by the hard one, which evaluation counts: hard decisions of gates
+    that all started alike would fall off a cliff. For the same reason logits
+    are spread about the threshold while decisions are too unsure
+    (:meth:`sharpening`), which changes no hard one.
 
     Args:
         target (float): Share to end at.

@@ -221,7 +221,7 @@ class BudgetHook(GateLossHook):
         goal = controller.goal(runner.iter)
         shifts = controller.update(reading, runner.iter)
         for gate, shift, fixed in zip(share.gates.values(), shifts, self._fixed, strict=True):
-            if not fixed:
+            if not fixed and gate.record is not None:
                 gate.shift(shift)
                 gate.sharpen(controller.sharpening())
         state = controller.state
