@@ -120,8 +120,7 @@ class BudgetController:
             state.openness = list(reading.openness)
         pairs = zip(state.openness, reading.openness, strict=True)
         state.openness = [old + rate * (new - old) for old, new in pairs]
-        wanted = self.gain * reading.shift
-        shift = min(self.max_shift, max(-self.max_shift, wanted))
+        shift = self._step(reading.shift)
         state.shift += rate * (shift - state.shift)
         # The weight passes through its whole range in one ramp of full effort.
         effort = -state.shift / self.max_shift
@@ -129,7 +128,8 @@ class BudgetController:
         state.weight = min(self.max_weight, max(0.0, state.weight))
         state.cap_weight += self.max_weight * self.pace * (3 if reading.over_cap > 0.001 else -1)
         state.cap_weight = min(self.max_weight, max(0.0, state.cap_weight))
-        return [self._shift_of(openness, shift) for openness in state.openness]
+        # A gate comes down to its floor, and up to it, by the same law.
+        return [self._step(max(reading.shift, -room)) for room in reading.room]
 
     def sharpening(self) -> float:
         """What to multiply the logits with, 1 if decisions are sure enough."""
@@ -143,10 +143,8 @@ class BudgetController:
         """For each gate, whether it must not close further."""
         return [openness < 1.1 * self.floor for openness in self.state.openness]
 
-    def _shift_of(self, openness: float, shift: float) -> float:
-        if openness < self.floor:
-            return self.max_shift
-        return max(0.0, shift) if openness < 1.1 * self.floor else shift
+    def _step(self, distance: float) -> float:
+        return min(self.max_shift, max(-self.max_shift, self.gain * distance))
 
     def correct(self, difference: float) -> None:
         """Take in by how much evaluation differs from the hard share in training."""

@@ -184,8 +184,7 @@ class BudgetHook(GateLossHook):
         if not state.seen:
             self._check_target(share)
         floored = controller.at_floor() or [False] * len(logits)
-        held = [stays or fixed for stays, fixed in zip(floored, self._fixed, strict=True)]
-        batch = BatchReader(share, [a.detach() for a in logits], held)
+        batch = BatchReader(share, [a.detach() for a in logits], self._fixed, self.floor)
         goal = controller.goal(runner.iter)
         goal = float(batch.expected.mean()) if goal is None else goal
         shift = batch.solve(goal, controller.trust(runner.iter), state.offset)

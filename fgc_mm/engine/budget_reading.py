@@ -30,6 +30,8 @@ class Reading:
             decisions are sure, 1 if all are tosses.
         over_cap (float): Mean of what images execute above the cap.
         openness (list[float]): Hard openness of each gate.
+        room (list[float]): How far the logits of each gate may come down until
+            it is at its floor; negative if it is below.
     """
 
     expected: float
@@ -38,6 +40,7 @@ class Reading:
     doubt: float
     over_cap: float
     openness: list[float]
+    room: list[float]
 
 
 class BatchReader:
@@ -47,10 +50,17 @@ class BatchReader:
         share (BackboneShare): Of the pass the logits are from.
         logits (list[Tensor]): B x C for each gate, in the order of
             ``share.gates``, without a graph.
-        held (list[bool]): Gates that a shift does not move.
+        fixed (list[bool]): Gates that a shift does not move.
+        floor (float): Least openness of each gate. Defaults to 0.0.
     """
 
-    def __init__(self, share: BackboneShare, logits: list[Tensor], held: list[bool]) -> None:
+    def __init__(
+        self,
+        share: BackboneShare,
+        logits: list[Tensor],
+        fixed: list[bool],
+        floor: float = 0.0,
+    ) -> None:
         self.share = share
         self.logits = torch.cat(logits, dim=1)
         channels = torch.tensor([a.size(1) for a in logits])
@@ -58,9 +68,14 @@ class BatchReader:
         mean = torch.zeros(len(owner), len(logits))
         mean[torch.arange(len(owner)), owner] = 1 / channels[owner]
         self._mean = mean.to(self.logits)
-        self._moves = 1 - torch.tensor(held).to(self.logits)[owner]
+        self._moves = 1 - torch.tensor(fixed).to(self.logits)[owner]
         cuts = [_logit(getattr(gate, 'threshold', 0.5)) for gate in share.gates.values()]
         self._cuts = self.logits.new_tensor(cuts)[owner]
+        self.room = self.logits.new_full((len(logits),), 2 * _REACH)
+        if floor:
+            tops = [a.float().flatten().quantile(1 - floor) for a in logits]
+            self.room = torch.stack(tops) - self.room.new_tensor(cuts)
+        self._least = -self.room[owner]
         self.openness = self._hard(self.logits)
         self.hard = share.of(self.openness)
         probs = self.logits.sigmoid()
@@ -82,7 +97,7 @@ class BatchReader:
         high = self.logits.new_tensor(_REACH)
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
-            moved = self.logits + middle * self._moves
+            moved = self.logits + torch.maximum(middle, self._least) * self._moves
             found = trust * (self.share.of(self._hard(moved)).mean() + offset)
             if trust < 1:
                 soft = self.share.of(moved.sigmoid() @ self._mean).mean()
@@ -97,7 +112,7 @@ class BatchReader:
         if cap is not None:
             over = (self.hard + offset - cap).clamp(min=0)
         figures = [self.expected.mean(), self.hard.mean(), shift, self.doubt, over.mean()]
-        row = torch.cat([torch.stack(figures), self.openness.mean(dim=0)])
+        row = torch.cat([torch.stack(figures), self.openness.mean(dim=0), self.room])
         return len(self.logits) * torch.cat([torch.ones_like(row[:1]), row])
 
     def _hard(self, logits: Tensor) -> Tensor:
@@ -110,7 +125,9 @@ def join(report: Tensor) -> Reading:
     all_reduce(report)
     values = (report[1:] / report[0]).tolist()
     expected, hard, shift, doubt, over_cap = values[:5]
-    return Reading(expected, hard, shift, doubt, over_cap, openness=values[5:])
+    gates = (len(values) - 5) // 2
+    openness, room = values[5 : 5 + gates], values[5 + gates :]
+    return Reading(expected, hard, shift, doubt, over_cap, openness, room)
 
 
 def _logit(probability: float) -> float:

@@ -82,7 +82,7 @@ def test_no_layer_falls_below_its_floor(make_runner, toy):
         with torch.no_grad():
             first = next(iter(find_gates(model).values()))
             first.bias_init = -1.0
-        hook = dict(type='BudgetHook', target=0.5, floor=floor)
+        hook = dict(type='BudgetHook', target=0.6, floor=floor)
         runner = make_runner([hook], model=model, max_iters=60)
         runner.train()
         lowest[floor] = min(budget_hook(runner).controller.state.openness)
@@ -182,7 +182,7 @@ def test_mistakes_show_before_the_first_step(make_runner, toy):
 
 
 def reading(shift=0.0, hard=0.5):
-    return Reading(expected=hard, hard=hard, shift=shift, doubt=0.2, over_cap=0.0, openness=[hard])
+    return Reading(hard, hard, shift, doubt=0.2, over_cap=0.0, openness=[hard], room=[4.0])
 
 
 def test_the_weight_does_not_wind_up():
