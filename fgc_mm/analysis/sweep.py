@@ -98,8 +98,11 @@ def run(runner: Runner, args: argparse.Namespace) -> None:
             name = tradeoff.task_metric(metrics, args.metric)
         except ValueError as error:
             raise UsageError(f'--metric: {error}') from None
-        notes = dict(threshold=threshold, metrics=json.loads(json.dumps(metrics, default=float)))
-        points.append(tradeoff.point_of(metrics, 'threshold', setting, name, **notes))
+        figures = json.loads(json.dumps(metrics, default=float))
+        point = tradeoff.point_of(
+            metrics, 'threshold', setting, name, threshold=threshold, figures=figures
+        )
+        points.append(point)
     if is_main_process():
         target = Path(args.out) if args.out else Path(runner.work_dir) / 'dial.json'
         title = Path(args.checkpoint).name
