@@ -7,7 +7,7 @@ from pathlib import Path
 from mmengine.evaluator import DumpResults
 
 import fgc_mm  # noqa: F401  registers gates, backbones and hooks
-from fgc_mm.analysis import sweep
+from fgc_mm.analysis import dial_options
 from fgc_mm.engine import launch
 from fgc_mm.evaluation import report
 
@@ -23,7 +23,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--show-dir', help='folder for pictures with the predictions drawn in')
     parser.add_argument('--wait-time', type=float, default=2, help='seconds a window stays')
     parser.add_argument('--tta', action='store_true', help="the config's test-time augmentation")
-    sweep.add_arguments(parser)
+    dial_options.add_arguments(parser)
     launch.add_common_arguments(parser)
     return parser.parse_args()
 
@@ -33,7 +33,7 @@ def main() -> None:
     suffix = Path(args.out).suffix if args.out else None
     if suffix not in (None, '.json', '.pkl', '.pickle'):
         raise launch.UsageError(f'--out {args.out}: the name must end in .json, .pkl or .pickle')
-    sweep.check_arguments(args)
+    dial_options.check_arguments(args)
     cfg = launch.load_config(args)
     cfg.load_from = launch.existing(args.checkpoint)
     if args.show or args.show_dir:
@@ -46,10 +46,10 @@ def main() -> None:
     runner = launch.build_runner(cfg)
     if suffix in ('.pkl', '.pickle'):
         runner.test_evaluator.metrics.append(DumpResults(out_file_path=args.out))
-    if sweep.is_sweep(args):
-        sweep.run(runner, args)
+    if dial_options.is_sweep(args):
+        dial_options.run(runner, args)
         return
-    sweep.set_dial(runner, args)
+    dial_options.set_dial(runner, args)
     metrics = runner.test()
     report.print_summary(runner, metrics)
     if suffix == '.json':
