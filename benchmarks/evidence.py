@@ -23,6 +23,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import numpy as np
+import torch
 from mmengine.config import Config
 from mmengine.runner import Runner
 
@@ -96,27 +98,30 @@ class Network:
         self.collector = GateCollectorHook()
         self.runner.register_hook(self.collector)
 
-    def at(self, threshold: float) -> dict[str, float]:
-        """The metrics; the records are with the collector."""
+    def at(self, threshold: float) -> None:
+        """Run the test set; the records are with the collector."""
         set_threshold(unwrap(self.runner.model), threshold)
-        return self.runner.test()
+        self.threshold, self.metrics = threshold, self.runner.test()
 
     def threshold_for(self, wanted: float, tolerance: float = 0.002) -> float:
-        """The threshold at which that share of the channels is open."""
-        low, high = 0.0, 1.0
-        for _ in range(12):
-            middle = (low + high) / 2
-            self.at(middle)
-            found = openness(self.collector.records)
-            if abs(found - wanted) < tolerance:
+        """The threshold at which that share of the channels is open.
+
+        From the probabilities of one pass follows a threshold; with it, later
+        gates see other inputs and decide otherwise, so again, until it fits.
+        """
+        for _ in range(8):
+            probs = [record.probs.flatten() for record in self.collector.records.values()]
+            threshold = float(np.quantile(torch.cat(probs).numpy(), 1 - wanted))
+            self.at(threshold)
+            if abs(openness(self.collector.records) - wanted) < tolerance:
                 break
-            low, high = (middle, high) if found > wanted else (low, middle)
-        return middle
+        return threshold
 
     def figures(self, threshold: float, layers, k: int) -> dict:
         """What the table shows, at a threshold."""
-        metrics = self.at(threshold)
-        records = self.collector.records
+        if threshold != self.threshold:
+            self.at(threshold)
+        metrics, records = self.metrics, self.collector.records
         blocks = select_blocks(unwrap(self.runner.model), layers)
         overlap = {
             name: neighbour_overlap(records[name].feature, records[name].logits, k)

@@ -9,6 +9,7 @@ from mmengine.evaluator import DumpResults
 import fgc_mm  # noqa: F401  registers gates, backbones and hooks
 from fgc_mm.analysis import dial_options
 from fgc_mm.engine import launch
+from fgc_mm.engine.checkpoint_fit import CheckpointFitHook, CheckpointMismatchError
 from fgc_mm.evaluation import report
 
 
@@ -46,11 +47,15 @@ def main() -> None:
     runner = launch.build_runner(cfg)
     if suffix in ('.pkl', '.pickle'):
         runner.test_evaluator.metrics.append(DumpResults(out_file_path=args.out))
-    if dial_options.is_sweep(args):
-        dial_options.run(runner, args)
-        return
-    dial_options.set_dial(runner, args)
-    metrics = runner.test()
+    runner.register_hook(CheckpointFitHook(args.checkpoint))
+    try:
+        if dial_options.is_sweep(args):
+            dial_options.run(runner, args)
+            return
+        dial_options.set_dial(runner, args)
+        metrics = report.add_derived(runner.test())
+    except CheckpointMismatchError as error:
+        raise launch.UsageError(str(error)) from error
     report.print_summary(runner, metrics)
     if suffix == '.json':
         report.write_json(args.out, runner, args.config, args.checkpoint, metrics)

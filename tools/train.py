@@ -5,6 +5,7 @@ import argparse
 
 import torch
 from mmengine.config import Config
+from mmengine.runner import find_latest_checkpoint
 
 import fgc_mm  # noqa: F401  registers gates, backbones and hooks
 from fgc_mm.engine import launch
@@ -42,9 +43,12 @@ def merge_train_args(cfg: Config, args: argparse.Namespace) -> None:
                 'auto_scale_lr = dict(base_batch_size=<images per step its lr is meant for>)'
             )
         cfg.auto_scale_lr.enable = True
-    if args.resume is not None:
-        cfg.resume = True
-        cfg.load_from = None if args.resume == 'auto' else launch.existing(args.resume)
+    if args.resume == 'auto':
+        # Without a checkpoint to go on from, the config's load_from still holds.
+        if find_latest_checkpoint(cfg.work_dir) is not None:
+            cfg.resume, cfg.load_from = True, None
+    elif args.resume is not None:
+        cfg.resume, cfg.load_from = True, launch.existing(args.resume)
 
 
 def main() -> None:

@@ -57,11 +57,14 @@ class FGCHook(GateLossHook):
             block). Defaults to 'last_stage'.
         k (int): Neighbours. Defaults to 200.
         eta (float | dict): Weight of the loss, a number or a schedule in
-            epochs. It belongs to a ``form``. Defaults to 0.003.
+            epochs. It belongs to a ``form`` (the paper's 0.003 to ``'log_sum'``);
+            the default to ``'mean_log'``, see docs/coupling.md.
+            Defaults to 0.03.
         tau (float): Temperature. Defaults to 0.07.
         momentum (float): Momentum of the banks. Defaults to 0.5.
         form (str): Contrast, ``'log_sum'`` (the authors' code), ``'sum_log'``
-            (Eq. 8 of the paper) or ``'mean_log'``. Defaults to 'log_sum'.
+            (Eq. 8 of the paper) or ``'mean_log'`` (the same / k).
+            Defaults to 'mean_log'.
         space (str): What is contrasted, ``'logits'`` or ``'probs'`` of the
             gates. Defaults to 'logits'.
         source (str): Where neighbours come from, ``'feature'``, ``'gate'`` or
@@ -97,7 +100,7 @@ class FGCHook(GateLossHook):
             is logged per gate. Defaults to 50.
 
     Example:
-        >>> custom_hooks = [dict(type='FGCHook', layers=[-2, -1], k=200, eta=0.003)]
+        >>> custom_hooks = [dict(type='FGCHook', layers=[-2, -1], k=200, eta=0.03)]
     """
 
     loss_name = 'loss_fgc'
@@ -106,10 +109,10 @@ class FGCHook(GateLossHook):
         self,
         layers: Layers = 'last_stage',
         k: int = 200,
-        eta: ScheduleCfg = 0.003,
+        eta: ScheduleCfg = 0.03,
         tau: float = 0.07,
         momentum: float = 0.5,
-        form: str = 'log_sum',
+        form: str = 'mean_log',
         space: str = 'logits',
         source: str = 'feature',
         shared: bool = False,

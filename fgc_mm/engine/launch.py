@@ -22,9 +22,15 @@ from mmengine.logging import print_log
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
-from fgc_mm.datasets import check_dataset_paths, ensure_demo_data
+from fgc_mm.datasets import (
+    BrokenPictureError,
+    check_dataset_paths,
+    ensure_demo_data,
+    name_broken_pictures,
+)
 
 from .gate_loss_hook import SetupError
+from .start_weights import check_start_weights
 
 
 class UsageError(Exception):
@@ -96,10 +102,20 @@ def existing(checkpoint: str) -> str:
 
 
 def prepare(cfg: Config, splits: tuple[str, ...]) -> None:
-    """Everything between the config and the Runner: data, processes, defaults."""
+    """Everything between the config and the Runner: weights, data, processes, defaults."""
+    if 'train' in splits:
+        prepare_weights(cfg)
     prepare_data(cfg, splits)
     fill_dataloader_defaults(cfg)
     prepare_distributed(cfg)
+
+
+def prepare_weights(cfg: Config) -> None:
+    """See that the weights a training starts from are there."""
+    try:
+        check_start_weights(cfg)
+    except FileNotFoundError as error:
+        raise UsageError(str(error)) from error
 
 
 def prepare_data(cfg: Config, splits: tuple[str, ...]) -> None:
@@ -232,7 +248,7 @@ def augment_test_time(cfg: Config) -> None:
 def build_runner(cfg: Config) -> Runner:
     """Build the Runner; what a config gets wrong is one message."""
     try:
-        return RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(copy.deepcopy(cfg))
+        runner = RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(copy.deepcopy(cfg))
     except (
         KeyError,
         TypeError,
@@ -247,6 +263,20 @@ def build_runner(cfg: Config) -> Runner:
             f'the config cannot be built: {type(error).__name__}: {error}\n'
             '(FGC_MM_TRACEBACK=1 shows where)'
         ) from error
+    _watch_pictures(runner)
+    return runner
+
+
+def _watch_pictures(runner: Runner) -> None:
+    """Have every dataset the runner builds name the file of a broken picture."""
+    build = runner.build_dataloader
+
+    def build_dataloader(*args: Any, **kwargs: Any) -> Any:
+        loader = build(*args, **kwargs)
+        name_broken_pictures(loader.dataset)
+        return loader
+
+    runner.build_dataloader = build_dataloader  # type: ignore[method-assign]
 
 
 def run(main: Callable[[], Any]) -> None:
@@ -258,6 +288,9 @@ def run(main: Callable[[], Any]) -> None:
         code = 2
         if int(os.environ.get('RANK', 0)) == 0:
             print(f'error: {error}', file=sys.stderr)
+    except BrokenPictureError as error:  # met by one rank only; out of a worker with a traceback
+        code = 2
+        print(f'error: {str(error).rpartition("BrokenPictureError: ")[2].strip()}', file=sys.stderr)
     finally:
         distributed = torch_dist.is_available() and torch_dist.is_initialized()
         if distributed:

@@ -137,5 +137,6 @@ _REPEATS: WeakKeyDictionary[DataLoader, float] = WeakKeyDictionary()
 def _repeats(loader: DataLoader) -> float:
     """How often a pass over the dataset shows each picture, on average."""
     if loader not in _REPEATS:
-        _REPEATS[loader] = len(loader.dataset) / max(1, count_instances(loader.dataset))  # type: ignore[arg-type]
+        items = len(loader.dataset)  # type: ignore[arg-type]
+        _REPEATS[loader] = items / max(1, count_instances(loader.dataset))
     return _REPEATS[loader]

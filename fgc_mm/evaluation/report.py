@@ -29,6 +29,28 @@ def layer_table(runner: Runner) -> list[dict]:
     return []
 
 
+def add_derived(metrics: dict[str, Any]) -> dict[str, Any]:
+    """The figures as papers give them, beside those of the task packages.
+
+    ``accuracy/top1`` of mmpretrain becomes ``error/top1`` as well (the same for
+    any k), and ``aAcc`` of mmseg is ``pixel_accuracy``, all in percent.
+
+    Args:
+        metrics (dict): What the evaluator returned. It is left as it is.
+
+    Returns:
+        dict: The same figures and the derived ones.
+    """
+    derived = {}
+    for name, value in metrics.items():
+        prefix, _, last = name.rpartition('accuracy/')
+        if last.startswith('top') and name.endswith(f'accuracy/{last}'):
+            derived[f'{prefix}error/{last}'] = 100 - float(value)
+        elif name.rpartition('/')[2] == 'aAcc':
+            derived[name[: -len('aAcc')] + 'pixel_accuracy'] = float(value)
+    return {**metrics, **derived}
+
+
 def print_summary(runner: Runner, metrics: dict[str, Any]) -> None:
     """One line a figure, after all the log."""
     if not is_main_process():

@@ -62,6 +62,9 @@ class BinConcreteGate(Gate):
             nearly dense network. Defaults to 2.0.
         threshold (float): Probability above which a channel is open in
             evaluation. Defaults to 0.5.
+        norm_eval (bool): Whether batch norm uses its running statistics in
+            training too: for gates that were trained on large batches and are
+            fine-tuned on small ones. Defaults to False.
         init_cfg (dict, optional): Initialization config. Defaults to None.
 
     Example:
@@ -79,6 +82,7 @@ class BinConcreteGate(Gate):
         temperature: float = 2 / 3,
         bias_init: float = 2.0,
         threshold: float = 0.5,
+        norm_eval: bool = False,
         init_cfg: OptDict = None,
     ) -> None:
         super().__init__(in_channels, channels, init_cfg)
@@ -91,10 +95,19 @@ class BinConcreteGate(Gate):
         self.temperature = temperature
         self.bias_init = bias_init
         self.threshold = threshold
+        self.norm_eval = norm_eval
         self.fc1 = nn.Linear(in_channels, hidden, bias=False)
         self.norm = nn.Identity() if norm_cfg is None else build_norm_layer(norm_cfg, hidden)[1]
         self.fc2 = nn.Linear(hidden, channels)
         self.reset_parameters()
+        self.train()
+
+    def train(self, mode: bool = True) -> BinConcreteGate:
+        """Set the mode; batch norm follows unless ``norm_eval``."""
+        super().train(mode)
+        if self.norm_eval and isinstance(self.norm, _BatchNorm):
+            self.norm.eval()
+        return self
 
     def reset_parameters(self) -> None:
         """Start nearly dense: Kaiming for the layers, ``bias_init`` for the bias."""

@@ -11,7 +11,7 @@ from mmengine.evaluator import BaseMetric, Evaluator
 from mmengine.registry import HOOKS, METRICS
 
 from fgc_mm.complexity import ImageMACs, count_macs
-from fgc_mm.evaluation import GatedMACs, GatedMACsHook, PredictionCounter, layer_rows
+from fgc_mm.evaluation import GatedMACs, GatedMACsHook, PredictionCounter, layer_rows, report
 from fgc_mm.gates import find_gates, force_gates
 
 KEYS = {
@@ -254,3 +254,15 @@ def test_wrong_backbone_and_wrong_predictions_are_named(make_runner, toy):
 def test_registered_for_every_scope():
     assert METRICS.get('GatedMACs') is GatedMACs
     assert HOOKS.get('GatedMACsHook') is GatedMACsHook
+
+
+def test_derived_figures():
+    metrics = {'accuracy/top1': 92.0, 'a/accuracy/top5': 99.5, 'aAcc': 96.1, 'mIoU': 72.0}
+    derived = report.add_derived(metrics)
+    assert derived == {
+        **metrics,
+        'error/top1': 8.0,
+        'a/error/top5': 0.5,
+        'pixel_accuracy': 96.1,
+    }
+    assert 'error/top1' not in metrics

@@ -140,3 +140,18 @@ def test_init_cfg_of_the_gate_wins():
 def test_bad_values(kwargs, words):
     with pytest.raises(ValueError, match=words):
         BinConcreteGate(**{'in_channels': 8, 'channels': 12, **kwargs})
+
+
+def test_norm_eval_keeps_the_statistics():
+    """In training it normalises with what it was loaded with; the rest still learns."""
+    gate = make(norm_eval=True)
+    gate.norm.running_mean.uniform_(-0.5, 0.5)
+    before = gate.norm.running_mean.clone()
+    x = torch.rand(2, 8)
+    gate(x).sum().backward()
+    assert torch.equal(gate.norm.running_mean, before)
+    logits = gate.record.logits
+    gate.eval()(x)
+    assert torch.equal(gate.record.logits, logits)
+    assert gate.train().training and not gate.norm.training
+    assert gate.norm.weight.grad is not None

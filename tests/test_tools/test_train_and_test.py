@@ -16,10 +16,13 @@ import torch
 PROJECT = Path(__file__).parents[2]
 
 DEMOS = {
-    'faster_rcnn_r18_digits': 'pascal_voc/mAP',
-    'pspnet_r18_digits': 'mIoU',
-    'resnet18_digits': 'accuracy/top1',
+    'faster_rcnn_r18_digits': ['pascal_voc/mAP'],
+    'pspnet_r18_digits': ['mIoU', 'pixel_accuracy'],
+    'resnet18_digits': ['accuracy/top1', 'error/top1', 'error/top5'],
 }
+COUNTED = [
+    f'macs/{part}_{kind}_G' for part in ('backbone', 'model') for kind in ('executed', 'dense')
+]
 
 
 @pytest.mark.parametrize('name', DEMOS)
@@ -43,11 +46,22 @@ def test_train_resume_and_test(name, run_tool, short_options, tmp_path):
     code, out, err = run_tool('test', *args, *options)
     assert code == 0, err
     written = json.loads(figures.read_text())
-    assert DEMOS[name] in written['metrics']
+    summary = out[out.index('Results') :]
+    for key in [*DEMOS[name], *COUNTED, 'macs/pruning_ratio']:
+        assert key in written['metrics'] and key in summary
     assert written['metrics']['macs/pruning_ratio'] == 0
-    assert DEMOS[name] in out[out.index('Results') :]
     drawn = [p for p in pictures.rglob('*') if p.suffix in ('.png', '.jpg')]
     assert len(drawn) == 4
+
+
+def test_resume_without_a_checkpoint_keeps_load_from(run_tool, short_options, tmp_path):
+    config = 'configs/demo/resnet18_digits.py'
+    start, fresh = tmp_path / 'start', tmp_path / 'fresh'
+    assert run_tool('train', config, '--work-dir', start, *short_options(config))[0] == 0
+    options = short_options(config, f'load_from={start}/epoch_1.pth')
+    code, out, err = run_tool('train', config, '--work-dir', fresh, '--resume', *options)
+    assert code == 0, err
+    assert f'Load checkpoint from {start}/epoch_1.pth' in out + err
 
 
 def test_predictions_as_pickle(run_tool, short_options, tmp_path):

@@ -1,0 +1,12 @@
+# CIFAR-100 from its official binary files (docs/data.md has the pickled ones), and the runtime.
+_base_ = [
+    'mmpretrain::_base_/datasets/cifar100_bs16.py',
+    'mmpretrain::_base_/default_runtime.py'
+]
+custom_imports = dict(imports=['fgc_mm'])
+train_dataloader = dict(
+    batch_size=128, dataset=dict(type='CIFARBinary', variant='cifar100'))
+val_dataloader = dict(
+    batch_size=128, dataset=dict(type='CIFARBinary', variant='cifar100'))
+test_dataloader = val_dataloader
+default_hooks = dict(checkpoint=dict(interval=10, max_keep_ckpts=2))

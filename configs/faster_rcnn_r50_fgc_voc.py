@@ -1,0 +1,15 @@
+# Fine-tunes the gated ResNet-50 of resnet50_fgc_imagenet.py with coupling in the last stage. The
+# warm-up of one epoch is our choice: until then most rows of the banks are still random.
+_base_ = 'faster_rcnn_r50_gated_voc.py'
+model = dict(
+    backbone=dict(
+        init_cfg=dict(checkpoint='work_dirs/resnet50_fgc_imagenet/epoch_130.pth')))
+custom_hooks = _base_.custom_hooks + [
+    dict(
+        type='FGCHook',
+        layers='last_stage',
+        k=1,
+        eta=1e-4,  # belongs to this form
+        form='log_sum',
+        warmup_epochs=1)
+]

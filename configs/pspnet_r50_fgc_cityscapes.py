@@ -1,0 +1,14 @@
+# Fine-tunes the gated ResNet-50 of resnet50_fgc_imagenet.py with coupling in the last stage. The
+# warm-up is our choice: 5 % of the training, as the authors have on CIFAR-10.
+_base_ = 'pspnet_r50_gated_cityscapes.py'
+model = dict(
+    backbone=dict(init_cfg=dict(checkpoint='work_dirs/resnet50_fgc_imagenet/epoch_130.pth')))
+custom_hooks = _base_.custom_hooks + [
+    dict(
+        type='FGCHook',
+        layers='last_stage',
+        k=4,
+        eta=1e-4,  # belongs to this form
+        form='log_sum',
+        warmup_epochs=15)
+]

@@ -1,0 +1,2 @@
+# Dense ResNet-18.
+_base_ = ['mmpretrain::_base_/models/resnet18.py', '_base_/imagenet.py']

@@ -1,0 +1,2 @@
+_base_ = 'resnet20_bas_cifar100.py'
+model = dict(backbone=dict(depth=32))

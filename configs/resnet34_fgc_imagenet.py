@@ -1,0 +1,14 @@
+# Stage 2 of 2, with Feature-Gate Coupling in the last block.
+# Each bank takes 2.4 GiB and there are two:
+# bank_dtype='float16' or bank_storage='host' where that is too much. The warm-up is our choice:
+# 5 % of the training, as on CIFAR-10.
+_base_ = 'resnet34_gated_imagenet.py'
+custom_hooks = _base_.custom_hooks + [
+    dict(
+        type='FGCHook',
+        layers=[-1],
+        k=200,
+        eta=0.003,  # belongs to this form
+        form='log_sum',
+        warmup_epochs=6)
+]

@@ -1,0 +1,161 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""Table and figure of a sweep, from the ``figures.json`` of its runs."""
+
+from __future__ import annotations
+
+import csv
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Optional
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from .sweep import Run
+
+RATIO = 'macs/pruning_ratio'
+# The first of these that a run has is what the sweep is about.
+_METRICS = ('error/top1', 'pascal_voc/mAP', 'coco/bbox_mAP', 'mIoU', 'accuracy/top1')
+
+
+@dataclass(frozen=True)
+class Row:
+    """The runs of one point.
+
+    Attributes:
+        label (str): The setting.
+        series (str): The line it belongs to.
+        metric (list[float]): The task's metric, one figure a run.
+        ratio (list[float]): The pruning ratio in percent, likewise.
+    """
+
+    label: str
+    series: str
+    metric: list[float]
+    ratio: list[float]
+
+
+def collect(runs: Sequence[Run], metric: Optional[str] = None) -> tuple[str, list[Row]]:
+    """Read the figures of the runs that are done.
+
+    Args:
+        runs (Sequence[Run]): All runs of a sweep.
+        metric (str, optional): Name of the metric as in ``figures.json``.
+            Defaults to None: the task's.
+
+    Returns:
+        tuple: Name of the metric, and a row for each point.
+
+    Raises:
+        ValueError: If no run is done or one lacks the metric.
+    """
+    figures = {
+        id(run): json.loads(run.figures.read_text())['metrics']
+        for run in runs
+        if run.figures.is_file()
+    }
+    if not figures:
+        raise ValueError('no run of the sweep has its figures.json yet')
+    known = next(iter(figures.values()))
+    name = metric or next((m for m in _METRICS if m in known), None)
+    lacking = [run for run in runs if id(run) in figures and name not in figures[id(run)]]
+    if name is None or lacking:
+        raise ValueError(f'metric {name!r} is not among {", ".join(known)}; choose by --metric')
+    rows: dict[str, Row] = {}
+    for run in runs:
+        point = run.point
+        row = rows.setdefault(point.label, Row(point.label, point.series, [], []))
+        if id(run) in figures:
+            row.metric.append(figures[id(run)][name])
+            row.ratio.append(figures[id(run)][RATIO])
+    return name, list(rows.values())
+
+
+def spread(values: Sequence[float]) -> Optional[float]:
+    """Sample standard deviation; None for less than two values."""
+    return statistics.stdev(values) if len(values) > 1 else None
+
+
+def write_table(rows: Sequence[Row], metric: str, folder: Path) -> str:
+    """Write ``table.csv`` and ``table.md``.
+
+    Args:
+        rows (Sequence[Row]): The rows.
+        metric (str): Name of the metric.
+        folder (Path): Where to.
+
+    Returns:
+        str: The table in markdown.
+    """
+    with open(folder / 'table.csv', 'w', newline='', encoding='utf-8') as file:
+        writer = csv.writer(file)
+        names = (f'{name}_{what}' for name in (metric, RATIO) for what in ('mean', 'std'))
+        writer.writerow(['setting', 'runs', *names])
+        for row in rows:
+            numbers = [_mean(row.metric), spread(row.metric), _mean(row.ratio), spread(row.ratio)]
+            cells = ['' if number is None else f'{number:.6g}' for number in numbers]
+            writer.writerow([row.label, len(row.metric), *cells])
+    lines = [f'| setting | runs | {metric} | {RATIO} |', '| --- | --- | --- | --- |']
+    lines += [
+        f'| {row.label} | {len(row.metric)} | {_cell(row.metric)} | {_cell(row.ratio)} |'
+        for row in rows
+    ]
+    text = '\n'.join(lines) + '\n'
+    (folder / 'table.md').write_text(text, encoding='utf-8')
+    return text
+
+
+def sweep_figure(rows: Sequence[Row], metric: str) -> Figure:
+    """Metric and pruning ratio over the settings: means, spread as bars, runs as dots.
+
+    Args:
+        rows (Sequence[Row]): The rows; those without runs leave a gap.
+        metric (str): Name of the metric.
+    """
+    figure = Figure(figsize=(max(5.0, 0.7 * len(rows) + 2), 6), layout='constrained')
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(2, sharex=True)
+    parts = ((axes[0], 'metric', metric), (axes[1], 'ratio', 'backbone MACs saved, %'))
+    # One place on the axis for the same setting of several series.
+    names = [row.label.removesuffix(f', {row.series}') for row in rows]
+    places = {name: place for place, name in enumerate(dict.fromkeys(names))}
+    for axis, attribute, title in parts:
+        for series in dict.fromkeys(row.series for row in rows):
+            own = [
+                (places[name], getattr(row, attribute))
+                for name, row in zip(names, rows, strict=True)
+                if row.series == series and row.metric
+            ]
+            if not own:
+                continue
+            bars = axis.errorbar(
+                [place for place, _ in own],
+                [statistics.fmean(values) for _, values in own],
+                yerr=[spread(values) or 0.0 for _, values in own],
+                marker='o',
+                capsize=3,
+                label=series or None,
+            )
+            dots = [(place, value) for place, values in own for value in values]
+            axis.scatter(*zip(*dots, strict=True), s=8, alpha=0.5, color=bars[0].get_color())
+        axis.set_ylabel(title)
+        axis.grid(alpha=0.3)
+    if any(row.series for row in rows):
+        axes[0].legend()
+    axes[1].set_xticks(list(places.values()), list(places), rotation=45, ha='right')
+    return figure
+
+
+def _mean(values: Sequence[float]) -> Optional[float]:
+    return statistics.fmean(values) if values else None
+
+
+def _cell(values: Sequence[float]) -> str:
+    if not values:
+        return '-'
+    deviation = spread(values)
+    around = '' if deviation is None else f' ± {deviation:.2g}'
+    return f'{statistics.fmean(values):.4g}{around}'

@@ -1,0 +1,171 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""Points of a sweep, their configs, and table and figure from fake figures."""
+
+import csv
+import json
+import re
+
+import pytest
+from mmengine.config import Config
+
+import fgc_mm  # noqa: F401
+from fgc_mm.analysis.sweep import ABLATIONS, Point, Sweep, grid, set_fields
+from fgc_mm.analysis.sweep_results import collect, sweep_figure, write_table
+
+HOOKS = [
+    dict(type='L0Hook', rho=dict(start=0, end=200, value=0.4)),
+    dict(type='FGCHook', layers=[-2, -1], k=200),
+    dict(type='GatedMACsHook'),
+]
+
+
+@pytest.fixture
+def base(tmp_path):
+    path = tmp_path / 'base.py'
+    path.write_text(f'custom_hooks = {HOOKS!r}\nmodel = dict()\nother = 1\n')
+    return path
+
+
+def test_fields_are_set_by_type_and_the_rest_stays():
+    changed = set_fields(HOOKS, {'FGCHook.k': 5, 'L0Hook.rho': 0.1, 'FGCHook.eta': 0})
+    assert changed == [
+        dict(type='L0Hook', rho=dict(start=0, end=200, value=0.1)),  # the ramp stays
+        dict(type='FGCHook', layers=[-2, -1], k=5, eta=0),
+        dict(type='GatedMACsHook'),
+    ]
+    assert HOOKS[1]['k'] == 200
+    whole = set_fields(HOOKS, {'L0Hook.rho': dict(start=0, end=1, value=2)})
+    assert whole[0]['rho'] == dict(start=0, end=1, value=2)
+    scoped = set_fields([dict(type='fgc_mm.FGCHook')], {'FGCHook.shared': True})
+    assert scoped == [dict(type='fgc_mm.FGCHook', shared=True)]
+
+
+@pytest.mark.parametrize(
+    ('fields', 'message'),
+    [
+        ({'FGCHok.k': 1}, r'FGCHok\.k: .* must have one FGCHok, it has 0 .*L0Hook, FGCHook'),
+        ({'FGCHook.kk': 1}, r"FGCHook has no field 'kk'; it has layers, k, eta"),
+    ],
+)
+def test_wrong_fields_are_named(fields, message):
+    with pytest.raises(ValueError, match=message):
+        set_fields(HOOKS, fields)
+    with pytest.raises(ValueError, match='it has 2'):
+        set_fields([*HOOKS, HOOKS[1]], {'FGCHook.k': 1})
+
+
+def test_values_of_the_command_line():
+    points = grid([['k', '5', '20'], ['FGCHook.layers', 'all', '[-2, -1]']], HOOKS)
+    assert [point.fields for point in points] == [
+        {'FGCHook.k': 5, 'FGCHook.layers': 'all'},
+        {'FGCHook.k': 5, 'FGCHook.layers': [-2, -1]},
+        {'FGCHook.k': 20, 'FGCHook.layers': 'all'},
+        {'FGCHook.k': 20, 'FGCHook.layers': [-2, -1]},
+    ]
+    assert points[1].label == 'k=5, layers=[-2, -1]'
+    with pytest.raises(ValueError, match='--set k has no values'):
+        grid([['k']], HOOKS)
+    with pytest.raises(ValueError, match=r'several hooks have it \(L0Hook, FGCHook\)'):
+        grid([['log_interval', '1']], HOOKS)
+    with pytest.raises(ValueError, match=r'no hook has it; .*GatedMACsHook'):
+        grid([['kk', '1']], HOOKS)
+
+
+def test_the_papers_ablations_fit_the_hooks():
+    sizes = dict(k=8, eta=13, layers=6, source=5, shared=2, rho=12)
+    assert {name: len(points) for name, points in ABLATIONS.items()} == sizes
+    for points in ABLATIONS.values():
+        assert len({point.label for point in points}) == len(points)
+        for point in points:
+            set_fields(HOOKS, point.fields)
+
+
+def test_a_run_has_a_config_that_inherits_the_base(base, tmp_path):
+    points = [Point('k=5', {'FGCHook.k': 5}), Point('a, b/c', {'L0Hook.rho': 0.1})]
+    sweep = Sweep(base, points, [0, 1], tmp_path / 'work', ['x=1'])
+    assert [str(run.folder.relative_to(tmp_path / 'work')) for run in sweep.runs] == [
+        'k=5/seed0',
+        'k=5/seed1',
+        'a_b_c/seed0',
+        'a_b_c/seed1',
+    ]
+    run = sweep.runs[0]
+    sweep.prepare(run)
+    cfg = Config.fromfile(run.config)
+    assert cfg.other == 1
+    assert cfg.custom_hooks == [HOOKS[0], dict(HOOKS[1], k=5), HOOKS[2]]
+    sweep.prepare(run)  # the same again is fine
+    other = Sweep(base, points, [0], tmp_path / 'work', ['x=2'])
+    with pytest.raises(ValueError, match='holds a run with other settings'):
+        other.prepare(other.runs[0])
+
+
+def test_resuming_needs_a_checkpoint(base, tmp_path):
+    sweep = Sweep(base, [Point('k=5', {'FGCHook.k': 5})], [3], tmp_path / 'work', ['a=1'])
+    (run,) = sweep.runs
+    assert '--resume' not in sweep.train_command(run)
+    run.folder.mkdir(parents=True)
+    (run.folder / 'last_checkpoint').write_text('elsewhere/epoch_2.pth')
+    assert '--resume' not in sweep.train_command(run)  # it was removed
+    (run.folder / 'epoch_2.pth').touch()
+    train, test = sweep.train_command(run), sweep.test_command(run)
+    assert '--resume' in train
+    assert train[-3:] == test[-3:] == ['--cfg-options', 'randomness.seed=3', 'a=1']
+    assert test[3] == str(run.folder / 'epoch_2.pth')
+
+
+@pytest.fixture
+def done(base, tmp_path):
+    """A sweep over rho whose last run is not done."""
+    points = [p for p in ABLATIONS['rho'] if p.fields['L0Hook.rho'] in (0.1, 0.4)]
+    sweep = Sweep(base, points, [0, 1], tmp_path / 'work')
+    for number, run in enumerate(sweep.runs[:-1]):
+        run.folder.mkdir(parents=True)
+        metrics = {
+            'accuracy/top1': 0,
+            'error/top1': 8.0 + number,
+            'macs/pruning_ratio': 50 + number,
+        }
+        run.figures.write_text(json.dumps(dict(metrics=metrics)))
+    return sweep
+
+
+def test_table(done, tmp_path):
+    metric, rows = collect(done.runs)
+    assert metric == 'error/top1'
+    assert [row.metric for row in rows] == [[8, 9], [10, 11], [12, 13], [14]]
+    text = write_table(rows, metric, tmp_path)
+    assert '| rho=0.1 | 2 | 8.5 ± 0.71 | 50.5 ± 0.71 |' in text
+    assert '| rho=0.4, without FGC | 1 | 14 | 56 |' in text
+    assert (tmp_path / 'table.md').read_text() == text
+    with open(tmp_path / 'table.csv') as file:
+        first, *_, last = csv.DictReader(file)
+    assert first['error/top1_mean'] == '8.5' and first['error/top1_std'] == '0.707107'
+    assert last['runs'] == '1' and last['macs/pruning_ratio_std'] == ''
+
+
+def test_another_metric_and_none(done, base, tmp_path):
+    assert collect(done.runs, 'accuracy/top1')[1][0].metric == [0, 0]
+    with pytest.raises(ValueError, match="'mIoU' is not among accuracy/top1, error/top1"):
+        collect(done.runs, 'mIoU')
+    empty = Sweep(base, [Point('k=5', {'FGCHook.k': 5})], [0], tmp_path / 'empty')
+    with pytest.raises(ValueError, match=re.escape('no run of the sweep has its figures.json')):
+        collect(empty.runs)
+
+
+def test_figure(done, tmp_path):
+    metric, rows = collect(done.runs)
+    figure = sweep_figure(rows, metric)
+    upper, lower = figure.axes
+    # The two series share the places of their settings.
+    assert [label.get_text() for label in lower.get_xticklabels()] == ['rho=0.1', 'rho=0.4']
+    assert [text.get_text() for text in upper.get_legend().get_texts()] == [
+        'with FGC',
+        'without FGC',
+    ]
+    means = [container.lines[0].get_ydata().tolist() for container in upper.containers]
+    assert means == [[8.5, 10.5], [12.5, 14]]
+    saved = [container.lines[0].get_ydata().tolist() for container in lower.containers]
+    assert saved == [[50.5, 52.5], [54.5, 56]]
+    figure.savefig(tmp_path / 'sweep.png')
+    assert (tmp_path / 'sweep.png').stat().st_size > 5000

@@ -1,0 +1,139 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""The configs say what the paper says."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.registry import MODELS, init_default_scope
+
+import fgc_mm  # noqa: F401
+from fgc_mm.gates import find_gates
+
+CONFIGS = Path(__file__).parents[2] / 'configs'
+FGC = sorted(path.stem for path in CONFIGS.glob('*_fgc_*.py'))
+
+
+def load(name):
+    return Config.fromfile(CONFIGS / f'{name}.py')
+
+
+# eta, k, lr, weight decay, epochs, batch (on all processes), steps of the learning rate
+CIFAR10 = (0.003, 200, 0.1, 5e-4, 400, 256, [200, 275, 350], 0.1)
+SHORT = (0.003, 200, 0.1, 5e-4, 200, 256, [60, 120, 160], 0.2)
+CIFAR100 = (0.003, 200, 0.1, 5e-4, 200, 128, [60, 120, 160], 0.2)
+IMAGENET = (0.003, 200, 0.1, 1e-4, 130, 8 * 32, [40, 70, 100], 0.1)
+VOC = (1e-4, 1, 0.001, 1e-4, 12, 2, [8, 11], 0.1)
+CITYSCAPES = (1e-4, 4, 0.02, 5e-4, 300, 6, None, None)
+
+
+def expected(name):
+    if name.startswith(('wrn', 'mobilenet')):
+        return SHORT
+    by_dataset = dict(
+        cifar10=CIFAR10, cifar100=CIFAR100, imagenet=IMAGENET, voc=VOC, cityscapes=CITYSCAPES
+    )
+    return by_dataset[name.rpartition('_')[2]]
+
+
+@pytest.mark.parametrize('name', FGC)
+def test_schedule_and_losses(name):
+    cfg = load(name)
+    hooks = {hook.type: hook for hook in cfg.custom_hooks}
+    eta, k, lr, decay, epochs, batch, milestones, gamma = expected(name)
+    fgc, optimizer = hooks['FGCHook'], cfg.optim_wrapper.optimizer
+    assert (fgc.eta, fgc.k, fgc.form) == (eta, k, 'log_sum')
+    assert (optimizer.lr, optimizer.momentum, optimizer.weight_decay) == (lr, 0.9, decay)
+    assert optimizer.get('nesterov', False) == (cfg.default_scope == 'mmpretrain')
+    processes = 8 if name.endswith('imagenet') else 1
+    assert cfg.train_dataloader.batch_size * processes == batch
+    assert cfg.auto_scale_lr.base_batch_size == batch
+    if name.endswith('cityscapes'):
+        assert cfg.train_cfg.max_iters == epochs * -(-2975 // batch)
+        assert [(s.type, s.power, s.end) for s in cfg.param_scheduler] == [
+            ('PolyLR', 0.9, cfg.train_cfg.max_iters)
+        ]
+    else:
+        assert cfg.train_cfg.max_epochs == epochs
+        steps = cfg.param_scheduler
+        steps = steps[-1] if isinstance(steps, list) else steps
+        assert (steps.milestones, steps.gamma) == (milestones, gamma)
+    gate_decay = 2e-6 if name.endswith('cityscapes') else 0
+    mult = cfg.optim_wrapper.paramwise_cfg.custom_keys.gate.decay_mult
+    assert mult * decay == pytest.approx(gate_decay)
+    rho = hooks['L0Hook'].rho
+    assert (rho if isinstance(rho, float) else rho.value) == 0.4
+
+
+@pytest.mark.parametrize(
+    ('pattern', 'layers'),
+    [
+        ('resnet(20|32)_', [-2, -1]),
+        ('resnet56_', [-4, -3, -2, -1]),
+        ('resnet.*imagenet', [-1]),
+        ('wrn|mobilenet|faster_rcnn|pspnet', 'last_stage'),
+    ],
+)
+def test_coupled_layers(pattern, layers):
+    names = [name for name in FGC if re.match(pattern, name)]
+    assert names
+    for name in names:
+        assert load(name).custom_hooks[-1].layers == layers, name
+
+
+@pytest.mark.parametrize('name', FGC)
+def test_without_coupling_nothing_else_differs(name):
+    """The paper's "w/o FGC" is the same second stage."""
+    fgc, gated = (load(n).to_dict() for n in (name, name.replace('_fgc_', '_gated_')))
+    assert fgc.pop('custom_hooks')[:-1] == gated.pop('custom_hooks')
+    if 'init_cfg' in fgc['model']['backbone']:  # each goes on from its own ImageNet training
+        ours, theirs = (c['model']['backbone']['init_cfg'].pop('checkpoint') for c in (fgc, gated))
+        assert ours.replace('_fgc_', '_gated_') == theirs
+    assert fgc == gated
+
+
+@pytest.mark.parametrize('path', sorted(CONFIGS.glob('*.py')), ids=lambda path: path.stem)
+def test_weights_come_from_a_config_that_makes_them(path):
+    cfg = Config.fromfile(path)
+    starts = [cfg.load_from, (cfg.model.backbone.get('init_cfg') or {}).get('checkpoint')]
+    starts = [start for start in starts if start and '://' not in start]
+    assert bool(starts) == bool(re.search('_(gated|fgc)_|pspnet_r50_bas_', path.stem))
+    for start in starts:
+        folder, name, file = start.split('/')
+        made = load(name)
+        epochs = made.train_cfg.max_epochs
+        assert (folder, file) == ('work_dirs', f'epoch_{epochs}.pth')
+        assert epochs % made.default_hooks.checkpoint.interval == 0
+
+
+@pytest.mark.parametrize(
+    ('source', 'target'),
+    [
+        ('resnet34_fgc_imagenet', 'faster_rcnn_r34_fgc_voc'),
+        ('resnet50_fgc_imagenet', 'faster_rcnn_r50_fgc_voc'),
+        ('resnet50_fgc_imagenet', 'pspnet_r50_fgc_cityscapes'),
+    ],
+)
+def test_gated_classifier_goes_into_detector_and_segmentor(source, target, tmp_path):
+    """Weights and the gates' batch statistics arrive, and training does not spoil the latter."""
+    narrow = {'model.backbone.base_channels': 8, 'model.backbone.stem_channels': 8}
+    classifier, model = load(source), load(target)
+    classifier.merge_from_dict(narrow)
+    init_default_scope('mmpretrain')
+    trained = MODELS.build(classifier.model.backbone).train()
+    trained(torch.rand(4, 3, 64, 64))
+    file = tmp_path / 'epoch_130.pth'
+    torch.save({'state_dict': {f'backbone.{k}': v for k, v in trained.state_dict().items()}}, file)
+    model.merge_from_dict({**narrow, 'model.backbone.init_cfg.checkpoint': str(file)})
+    init_default_scope(model.default_scope)
+    backbone = MODELS.build(model.model.backbone)
+    backbone.init_weights()
+    backbone.train()(torch.rand(2, 3, 64, 64))
+    gates = find_gates(backbone)
+    assert len(gates) == len(find_gates(trained)) > 0
+    for name, gate in find_gates(trained).items():
+        assert not torch.equal(gate.norm.running_mean, torch.zeros(16))
+        for key, value in gate.state_dict().items():
+            assert torch.equal(gates[name].state_dict()[key], value), f'{name}.{key}'
