@@ -261,9 +261,15 @@ def build_runner(cfg: Config) -> Runner:
     ) as error:
         if os.environ.get('FGC_MM_TRACEBACK'):
             raise
+        hint = '(FGC_MM_TRACEBACK=1 shows where)'
+        if 'mmcv._ext' in str(error):
+            hint = (
+                'mmcv is installed without its compiled ops: reinstall it, with torch already '
+                'there, by pip install --no-build-isolation --no-cache-dir --force-reinstall '
+                '--no-deps and the name you have it by (onedl-mmcv or mmcv)'
+            )
         raise UsageError(
-            f'the config cannot be built: {type(error).__name__}: {error}\n'
-            '(FGC_MM_TRACEBACK=1 shows where)'
+            f'the config cannot be built: {type(error).__name__}: {error}\n{hint}'
         ) from error
     _watch_pictures(runner)
     return runner

@@ -108,6 +108,17 @@ def test_mistakes_in_a_config_are_one_message(option, message, run_tool, short_o
     assert 'Traceback' not in err
 
 
+def test_mmcv_without_ops_is_one_message(run_tool, short_options, tmp_path, monkeypatch):
+    def build(cfg):
+        raise ModuleNotFoundError("No module named 'mmcv._ext'")
+
+    monkeypatch.setattr('mmengine.runner.Runner.from_cfg', build)
+    config = 'configs/demo/resnet18_digits.py'
+    code, _, err = run_tool('train', config, '--work-dir', tmp_path, *short_options(config))
+    assert code == 2
+    assert 'installed without its compiled ops: reinstall it' in err
+
+
 def test_missing_data_is_named_before_training(run_tool, tmp_path):
     config = 'configs/demo/resnet18_digits.py'
     nowhere = tmp_path / 'nowhere'
