@@ -85,7 +85,7 @@ def test_missing_root_names_every_key_and_the_next_step(tmp_path):
     assert message.startswith(f'{key}={str(tmp_path / "VOCdevkit")!r}')
     assert 'does not exist' in message
     assert f'--cfg-options {key}=<folder> val_dataloader.dataset.data_root=<folder>' in message
-    assert 'README.md' in message
+    assert 'docs/data.md' in message
     assert '\n' not in message  # one problem, though three datasets have it
     check_dataset_paths(config('mmdet', train=concat['datasets'][0], test=missing), ['train'])
 
