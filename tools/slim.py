@@ -55,7 +55,7 @@ def main() -> None:
         slim_cfg, weights, report = slim_checkpoint(
             cfg, runner, checkpoint, args.split, args.tolerance
         )
-    except (ValueError, NotImplementedError) as error:
+    except ValueError as error:
         raise launch.UsageError(str(error)) from error
     folder = Path(args.out_dir) if args.out_dir else Path(checkpoint).parent
     stems = {'.py': Path(args.config).stem, '.pth': Path(checkpoint).stem}

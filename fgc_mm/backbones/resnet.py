@@ -196,7 +196,7 @@ class GatedResNet(GatedBackbone):
             raise ValueError(f"{name}: style={style!r} must be 'pytorch' or 'caffe'")
         for key, cfg in (('dcn', dcn), ('plugins', plugins)):
             if cfg is not None:
-                raise NotImplementedError(
+                raise ValueError(
                     f'{name}: {key}={cfg!r} is not supported in a gated block; leave it None'
                 )
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Optional
 
@@ -146,6 +147,7 @@ class CifarBackbone(GatedBackbone):
             self.conv_cfg, in_channels, channels, 3, padding=1, bias=False
         )
 
+    @abstractmethod
     def make_block(
         self,
         in_channels: int,
@@ -155,7 +157,6 @@ class CifarBackbone(GatedBackbone):
         width: Optional[int],
     ) -> GatedBlock:
         """Build one block."""
-        raise NotImplementedError
 
     def forward_stem(self, x: Tensor) -> Tensor:
         """Run what comes before the stages."""

@@ -146,7 +146,7 @@ class Gate(BaseModule):
         Returns:
             dict[str, Tensor]: What the smaller gate loads.
         """
-        raise NotImplementedError(
+        raise ValueError(
             f'{type(self).__name__} cannot be slimmed: it does not say how it decides over fewer '
             'channels; use BinConcreteGate, or implement slim_state'
         )

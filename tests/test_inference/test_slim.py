@@ -150,7 +150,7 @@ def test_what_cannot_be_slimmed_is_named():
     with pytest.raises(ValueError, match='tolerance=1 must be'):
         slim(build(), {}, tolerance=1)
     model = build('fbs')
-    with pytest.raises(NotImplementedError, match='FBSGate cannot be slimmed'):
+    with pytest.raises(ValueError, match='FBSGate cannot be slimmed'):
         slim(model, shares_of(model, pictures(2)))
     model = build(norm_cfg=dict(type='GN', num_groups=4))
     with pytest.raises(ValueError, match=r'layer1\.0\.gate1: gn1 is a GroupNorm'):
