@@ -29,7 +29,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fgc_mm.coupling import ApproximateSearch, LayerCoupling, MemoryBank, nearest_neighbours
+from fgc_mm.coupling import (
+    ApproximateSearch,
+    LayerCoupling,
+    MemoryBank,
+    map_layers,
+    nearest_neighbours,
+)
 from fgc_mm.coupling.memory_bank import unit_rows
 
 IMAGENET = 1_281_167
@@ -347,10 +353,16 @@ def step(args) -> None:
         out = backbone(pictures)[-1].mean(dim=(2, 3))
         loss = F.cross_entropy(head(out), labels)
         if with_fgc:
-            for gate, layer in zip(coupled, layers, strict=True):
-                record = gate.record
-                coupling = layer.step(record.feature, record.logits, indices)
-                loss = loss + 0.003 * coupling.loss
+            # As FGCHook does.
+            records = [gate.record for gate in coupled]
+            results = map_layers(
+                lambda n: layers[n].loss(records[n].feature, records[n].logits, indices),
+                range(len(layers)),
+                indices.device,
+            )
+            loss = loss + 0.003 * sum(result.loss for result in results)
+            for record, layer in zip(records, layers, strict=True):
+                layer.update(record.feature, record.logits, indices)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

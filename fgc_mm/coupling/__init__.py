@@ -5,6 +5,7 @@ from .coupling import CouplingResult, LayerCoupling
 from .memory_bank import MemoryBank
 from .neighbors import ExactSearch, LabelSource, nearest_neighbours
 from .overlap import TurnoverMeter, neighbour_overlap, neighbour_turnover
+from .parallel import map_layers
 
 __all__ = [
     'ApproximateSearch',
@@ -15,6 +16,7 @@ __all__ = [
     'MemoryBank',
     'TurnoverMeter',
     'contrast_loss',
+    'map_layers',
     'nearest_neighbours',
     'neighbour_overlap',
     'neighbour_turnover',

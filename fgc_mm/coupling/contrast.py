@@ -14,9 +14,9 @@ form        loss                         gradient in a_i
 =========== ============================ =====================================
 
 `sum_log` is Eq. 8 of the paper, `log_sum` the authors' code. The softmax is
-never formed as a whole: one pass over the bank keeps, per instance, the largest
-logit, the partition sum and the sum that becomes ``E_p[v]``, so the gradient is
-known when the loss is, and nothing of size B x N is kept for backward.
+never formed as a whole: one pass over the bank keeps, per instance, the partition
+sum and the sum that becomes ``E_p[v]``, so the gradient is known when the loss is,
+and nothing of size B x N is kept for backward.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ from .memory_bank import iter_chunks
 
 FORMS = ('sum_log', 'mean_log', 'log_sum')
 
-# Logits held at once. On a CPU a piece should stay in the cache: at B=256,
-# N=50,000, D=64 on one busy core, loss and gradient took 63 to 66 ms of processor
+# Logits held at once, by each thread. On a CPU a piece should stay in the cache: at
+# B=256, N=50,000, D=64 on one core, loss and gradient took 63 to 66 ms of processor
 # time with 1,024 to 4,096 rows at once, 76 ms with 8,192 and 81 ms with 16,384.
-# Fewer pieces mean fewer meetings of the threads.
-_CPU_ELEMENTS = 1 << 20
+# Threads that work together should not meet too often.
+_CPU_ELEMENTS = 1 << 18
+_CPU_SHARES = 4
 _DEVICE_ELEMENTS = 1 << 24
-_CENTER_ROWS = 1024
+_SAMPLE_ROWS = 1024
 _BAG = 16
 
 
@@ -113,7 +114,9 @@ def rows_per_chunk(queries: Tensor, bank: Tensor) -> int:
 
 
 def _elements(like: Tensor) -> int:
-    return _CPU_ELEMENTS if like.device.type == 'cpu' else _DEVICE_ELEMENTS
+    if like.device.type != 'cpu':
+        return _DEVICE_ELEMENTS
+    return _CPU_ELEMENTS * (1 if torch.get_num_threads() == 1 else _CPU_SHARES)
 
 
 class _Contrast(torch.autograd.Function):
@@ -140,6 +143,11 @@ class _Contrast(torch.autograd.Function):
         return grad_loss[:, None] * gradient, None, None, None, None, None
 
 
+def _sample(bank: Tensor) -> Tensor:
+    """Some rows from all over the bank."""
+    return bank[:: max(1, bank.size(0) // _SAMPLE_ROWS)][:_SAMPLE_ROWS]
+
+
 def _center(bank: Tensor, like: Tensor) -> Optional[Tensor]:
     """A point in the middle of the bank, from which all rows are measured.
 
@@ -148,8 +156,7 @@ def _center(bank: Tensor, like: Tensor) -> Optional[Tensor]:
     logits would be large and alike, and the gradient a small difference of
     large means. None if the rows point everywhere and it would not help.
     """
-    step = max(1, bank.size(0) // _CENTER_ROWS)
-    rows = bank[::step][:_CENTER_ROWS].float()
+    rows = _sample(bank).float()
     center = rows.mean(dim=0)
     spread_out = bool(center.norm() < 0.25 * rows.norm(dim=1).mean())
     return None if spread_out else center.to(like)
@@ -165,31 +172,67 @@ def _partition(
 ) -> tuple[Tensor, Tensor]:
     """log sum_j exp(s_ij) and E_p[v] of every query, in one pass over the bank.
 
-    ``total`` and ``mean`` are relative to the largest logit so far. Logits are
-    to base 2: on a CPU ``exp2`` takes half the time of ``exp``.
+    Exponentials are taken relative to the largest logit of a sample. Being one
+    of all logits it lets nothing vanish, and the true largest may exceed it by a
+    factor of 2^100 before anything overflows. Where that happens, the largest
+    logit is found first, in a pass of its own.
+
+    Logits are to base 2: on a CPU ``exp2`` takes half the time of ``exp``.
     """
-    batch, dim = queries.shape
-    chunk = min(chunk, bank.size(0))
     scaled = queries * (math.log2(math.e) / tau)
-    largest = queries.new_full((batch, 1), -math.inf)
-    total = queries.new_zeros(batch, 1)
-    mean = queries.new_zeros(batch, dim)
-    logits_buffer = queries.new_empty(batch * chunk)
-    rows_buffer = None if center is None else queries.new_empty(chunk, dim)
-    for _, rows in iter_chunks(bank, chunk, queries.device, queries.dtype):
-        if center is not None and rows_buffer is not None:
-            rows = torch.sub(rows, center, out=rows_buffer[: rows.size(0)])
-        logits = logits_buffer[: batch * rows.size(0)].view(batch, -1)
-        torch.mm(scaled, rows.t(), out=logits)
-        new_largest = torch.maximum(largest, logits.amax(dim=1, keepdim=True))
-        shares = logits.sub_(new_largest).exp2_()
-        keep = torch.exp2(largest - new_largest)
-        total.mul_(keep).add_(shares.sum(dim=1, keepdim=True))
+    sample = _sample(bank).to(queries)
+    sample = sample if center is None else sample - center
+    offset = torch.mm(sample, scaled.t()).amax(dim=0)
+    sums = _exponential_sums(scaled, offset, bank, center, chunk, want_mean)
+    if not bool(sums.isfinite().all()):
+        offset = _largest_logits(scaled, bank, center, chunk)
+        sums = _exponential_sums(scaled, offset, bank, center, chunk, want_mean)
+    total = sums[:, -1]
+    lse = (offset + total.log2()) * math.log(2)
+    return lse, sums[:, :-1] / total[:, None]
+
+
+def _exponential_sums(
+    scaled: Tensor,
+    offset: Tensor,
+    bank: Tensor,
+    center: Optional[Tensor],
+    chunk: int,
+    want_mean: bool,
+) -> Tensor:
+    """B x (D + 1): sum_j e_ij v_j and, last, sum_j e_ij; e = 2^(s_ij - offset).
+
+    The offset is one more factor of the first product, against a column of ones
+    in the rows, and the plain sum one more column of the second: so nothing
+    passes over the logits but two products and ``exp2``.
+    """
+    batch, dim = scaled.shape
+    chunk = min(chunk, bank.size(0))
+    factors = torch.cat((scaled, -offset[:, None]), dim=1).t().contiguous()
+    rows = scaled.new_ones(chunk, dim + 1)
+    logits_buffer = scaled.new_empty(chunk, batch)
+    sums = scaled.new_zeros(batch, dim + 1)
+    for _, piece in iter_chunks(bank, chunk, scaled.device, scaled.dtype):
+        rows = rows[: piece.size(0)]
+        if center is None:
+            rows[:, :-1] = piece
+        else:
+            torch.sub(piece, center, out=rows[:, :-1])
+        # Bank rows first: the product is faster that way round on a CPU.
+        shares = torch.mm(rows, factors, out=logits_buffer[: rows.size(0)]).exp2_()
         if want_mean:
-            mean.mul_(keep).addmm_(shares, rows)
-        largest = new_largest
-    lse = (largest + total.log2()) * math.log(2)
-    return lse.squeeze(1), mean.div_(total)
+            sums.addmm_(shares.t(), rows)
+        else:
+            sums[:, -1] += shares.sum(dim=0)
+    return sums
+
+
+def _largest_logits(scaled: Tensor, bank: Tensor, center: Optional[Tensor], chunk: int) -> Tensor:
+    largest = scaled.new_full((len(scaled),), -math.inf)
+    for _, rows in iter_chunks(bank, chunk, scaled.device, scaled.dtype):
+        rows = rows if center is None else rows - center
+        largest = torch.maximum(largest, torch.mm(rows, scaled.t()).amax(dim=0))
+    return largest
 
 
 def _attract(

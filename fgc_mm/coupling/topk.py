@@ -121,8 +121,7 @@ def _filtered_keys(queries: Tensor, data: Tensor, k: int, own: Tensor, chunk: in
     # Bank rows first: the product is faster that way round on two cores, and
     # the maxima run along the queries. Group g holds the rows g, g + groups, ...
     similarity = torch.empty(chunk, batch)
-    flat = similarity.view(-1).numpy()
-    members = np.arange(_GROUP) * (flat.size // _GROUP)
+    members = similarity.view(_GROUP, -1)
     order = own.argsort()
     sorted_own = own[order]
     starts = torch.arange(0, data.size(0) + chunk, chunk)
@@ -134,13 +133,15 @@ def _filtered_keys(queries: Tensor, data: Tensor, k: int, own: Tensor, chunk: in
         mine = slice(bounds[piece], bounds[piece + 1])
         similarity[sorted_own[mine] - start, order[mine]] = -math.inf
 
-        maxima = similarity.view(_GROUP, -1, batch).amax(dim=0)
+        maxima = members.amax(dim=0).view(-1, batch)
         group = np.flatnonzero((maxima >= passed.threshold).numpy())
-        place = (group[:, None] + members).ravel()
-        values = flat.take(place)
-        kept = np.flatnonzero(values >= passed.threshold.numpy().take(group % batch).repeat(_GROUP))
-        row, query = np.divmod(place.take(kept), batch)
-        passed.add(query, row + start, values.take(kept))
+        query = group % batch
+        values = members.numpy().take(group, axis=1)
+        kept = np.flatnonzero(values >= passed.threshold.numpy().take(query))
+        member, which = np.divmod(kept, max(1, len(group)))
+        row = member * (chunk // _GROUP) + group.take(which) // batch
+        query = query.take(which)
+        passed.add(query, row + start, values.ravel().take(kept))
 
     best = passed.best()
     short = (passed.count < k).nonzero().view(-1)

@@ -14,7 +14,7 @@ from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 from torch import Tensor
 
-from ..coupling import LayerCoupling, TurnoverMeter
+from ..coupling import CouplingResult, LayerCoupling, TurnoverMeter, map_layers
 from ..datasets import install_instance_index, refuse_mixing
 from ..gates import Gate, select_blocks
 from ..gates.utils import Layers
@@ -334,25 +334,30 @@ class FGCHook(GateLossHook):
         own = batch.own
         indices = batch.indices[own]
         warmup = self.epochs < self.warmup_epochs
-        neighbours: dict[str, Tensor] = {}
-        shared: Optional[Tensor] = None
-        losses = []
-        # From the last to the first: the last one's neighbours may be shared.
-        for name, coupling in reversed(self.couplings.items()):
+
+        def couple(name: str, shared: Optional[Tensor] = None) -> CouplingResult:
             record = gates[name].record
             assert record is not None
             feature = batch.layers[name].feature[own]
-            result = coupling.loss(
+            return self.couplings[name].loss(
                 feature, record.logits, indices, neighbours=shared, warmup=warmup
             )
-            losses.append(result.loss)
-            if result.neighbours is not None and name in self.meters:
-                neighbours[name] = result.neighbours
-            if self.shared:
-                shared = result.neighbours
+
+        # From the last to the first: the last one's neighbours may be shared.
+        names = list(reversed(self.couplings))
+        if self.shared:
+            results = [couple(names[0])]
+            results += [couple(name, results[0].neighbours) for name in names[1:]]
+        else:
+            results = map_layers(couple, names, batch.indices.device)
+        neighbours = {
+            name: result.neighbours
+            for name, result in zip(names, results, strict=True)
+            if result.neighbours is not None and name in self.meters
+        }
         if neighbours:
             self._note_turnover(neighbours, batch)
-        return torch.stack(losses).sum()
+        return torch.stack([result.loss for result in results]).sum()
 
     def _note_turnover(self, neighbours: dict[str, Tensor], batch: Batch) -> None:
         """Tell the meters, on all ranks alike, about the watched instances."""

@@ -238,3 +238,21 @@ def test_on_a_gpu(form, bank_device):
     expected, gradient = dense(queries, bank, positives, form)
     assert (loss.detach().cpu() - expected).norm() <= 1e-5 * expected.norm()
     assert (a.grad.cpu() - gradient).norm() <= 1e-5 * gradient.norm()
+
+
+def test_logits_far_above_those_of_a_sample():
+    """The row of the query itself beats all others by more than float32 can hold."""
+    torch.manual_seed(0)
+    bank = unit_rows(torch.randn(5000, 32))
+    queries = (150 * bank[[1, 3]]).requires_grad_()
+    positives = torch.tensor([[1, 17], [9, 4999]])
+    reference = queries.detach().double().requires_grad_()
+    log_p = (reference @ bank.double().t() / 0.07).log_softmax(dim=1)
+    expected = -log_p.gather(1, positives).mean(dim=1).mean()
+    expected.backward()
+
+    loss = contrast_loss(queries, bank, positives, 'mean_log', 0.07)
+    loss.backward()
+
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    torch.testing.assert_close(queries.grad.double(), reference.grad, rtol=1e-5, atol=1e-5)
