@@ -27,6 +27,7 @@ gate.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import itertools
 import json
 import statistics
@@ -50,6 +51,7 @@ from speed_plot import draw
 from fgc_mm.complexity import count_macs
 
 LAYOUTS = dict(channels_last=torch.channels_last, contiguous=torch.contiguous_format)
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 KINDS = ('dense', 'static', 'masked', 'sparse')
 
 
@@ -195,8 +197,18 @@ def print_row(row: Row) -> None:
     )
 
 
+def keep_memory() -> None:
+    """Let the C library keep what is freed (glibc): getting pages from the system
+    again would be measured along with whichever network needs more of them."""
+    mallopt = getattr(ctypes.CDLL(None), 'mallopt', None)
+    if mallopt is not None:
+        for parameter in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD):
+            mallopt(parameter, 1 << 30)
+
+
 def main() -> None:
     args = parse_args()
+    keep_memory()
     if args.threads:
         torch.set_num_threads(args.threads)
     torch.manual_seed(0)

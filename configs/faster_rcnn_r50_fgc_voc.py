@@ -5,11 +5,5 @@ model = dict(
     backbone=dict(
         init_cfg=dict(checkpoint='work_dirs/resnet50_fgc_imagenet/epoch_130.pth')))
 custom_hooks = _base_.custom_hooks + [
-    dict(
-        type='FGCHook',
-        layers='last_stage',
-        k=1,
-        eta=1e-4,  # belongs to this form
-        form='log_sum',
-        warmup_epochs=1)
+    dict(layers='last_stage', k=1, warmup_epochs=1, **_base_.finetuned_fgc)
 ]

@@ -3,11 +3,5 @@
 # warm-up: 5 % of the training, as the authors have for ResNets.
 _base_ = 'mobilenet_v2_gated_cifar10.py'
 custom_hooks = _base_.custom_hooks + [
-    dict(
-        type='FGCHook',
-        layers='last_stage',
-        k=200,
-        eta=0.003,  # belongs to this form
-        form='log_sum',
-        warmup_epochs=10)
+    dict(layers='last_stage', warmup_epochs=10, **_base_.fgc)
 ]

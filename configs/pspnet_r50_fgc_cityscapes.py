@@ -4,11 +4,5 @@ _base_ = 'pspnet_r50_gated_cityscapes.py'
 model = dict(
     backbone=dict(init_cfg=dict(checkpoint='work_dirs/resnet50_fgc_imagenet/epoch_130.pth')))
 custom_hooks = _base_.custom_hooks + [
-    dict(
-        type='FGCHook',
-        layers='last_stage',
-        k=4,
-        eta=1e-4,  # belongs to this form
-        form='log_sum',
-        warmup_epochs=15)
+    dict(layers='last_stage', k=4, warmup_epochs=15, **_base_.finetuned_fgc)
 ]

@@ -2,11 +2,5 @@
 # The warm-up is our choice: 5 % of the training, as the authors have on CIFAR-10.
 _base_ = 'resnet20_gated_cifar100.py'
 custom_hooks = _base_.custom_hooks + [
-    dict(
-        type='FGCHook',
-        layers=[-2, -1],
-        k=200,
-        eta=0.003,  # belongs to this form
-        form='log_sum',
-        warmup_epochs=10)
+    dict(layers=[-2, -1], warmup_epochs=10, **_base_.fgc)
 ]

@@ -4,11 +4,5 @@
 # 5 % of the training, as on CIFAR-10.
 _base_ = 'resnet50_gated_imagenet.py'
 custom_hooks = _base_.custom_hooks + [
-    dict(
-        type='FGCHook',
-        layers=[-1],
-        k=200,
-        eta=0.003,  # belongs to this form
-        form='log_sum',
-        warmup_epochs=6)
+    dict(layers=[-1], warmup_epochs=6, **_base_.fgc)
 ]

@@ -17,3 +17,7 @@ bas_hooks = [
     dict(type='GatedMACsHook'),
 ]
 bas_epochs = 100
+
+# Coupling as in the authors' code; eta belongs to this form. Layers and warm-up are the config's.
+fgc = dict(type='FGCHook', k=200, eta=0.003, form='log_sum')
+finetuned_fgc = dict(type='FGCHook', eta=1e-4, form='log_sum')

@@ -4,3 +4,4 @@ custom_hooks = [
     *_base_.custom_hooks,
     dict(type='FGCHook', layers=[-2, -1], k=200, eta=0.03, form='mean_log'),
 ]
+work_dir = 'work_dirs/short/resnet20_fgc_cifar10'

@@ -19,3 +19,4 @@ custom_hooks = [
     dict(type='L0Hook', rho=dict(start=0, end=2, value=1.)),
     dict(type='GatedMACsHook'),
 ]
+work_dir = 'work_dirs/short/resnet20_gated_cifar10'

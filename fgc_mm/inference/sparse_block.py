@@ -14,7 +14,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..backbones.block import Activation, Body, GatedBlock
 from ..complexity import GatedConv, gated_convs
-from .folding import FoldedLayer, WeightedForward, is_foldable, is_plain_conv, recording
+from .folding import (
+    FoldedLayer,
+    WeightedForward,
+    convolve,
+    is_foldable,
+    is_plain_conv,
+    recording,
+)
+from .gate_bundle import GateBundle
 from .plan import ConvCost, Part, Planner
 
 
@@ -51,12 +59,15 @@ class _Entry:
         folded (FoldedLayer, optional): Its prepared weights; None if it must
             be run as it is.
         norm (nn.Module, optional): The norm that is not folded in.
+        cost (ConvCost, optional): What the planner knows about it; None if no
+            gate switches it.
     """
 
     conv: nn.Module
     gates: GatedConv
     folded: Optional[FoldedLayer]
     norm: Optional[nn.Module]
+    cost: Optional[ConvCost]
 
 
 class SparseBlock:
@@ -85,6 +96,8 @@ class SparseBlock:
         self._costs = {name: self._cost(name, gates) for name, gates in self.gated.items()}
         self.planner = Planner(list(self._costs.values()), granularity, way)
         self._entries: dict[str, _Entry] = {}
+        gates = block.gates()
+        self._bundle = GateBundle(gates) if gates and GateBundle.fits(gates) else None
         # Whose mode matters: norms and gates decide otherwise in training.
         self._modes: list[nn.Module] = [block, *block.gates().values()]
         self._modes += [module for module in block.modules() if isinstance(module, _BatchNorm)]
@@ -113,7 +126,11 @@ class SparseBlock:
             body (Callable): ``body(x, layer)`` of the block.
             x (Tensor): The block input.
         """
-        multipliers = self.block.decide(x)
+        bundle = self._bundle
+        if bundle is None or bundle.watched():
+            multipliers = self.block.decide(x)
+        else:
+            multipliers = bundle.decide(x)
         if not multipliers:
             return body(x, _Layers(self, Part(), {}, x))
         values = _to_numpy(multipliers)
@@ -138,19 +155,20 @@ class SparseBlock:
             module = self.block.get_submodule(conv)
             after = None if norm is None else self.block.get_submodule(norm)
             gates = self.gated.get(conv, GatedConv())
-            entry = _Entry(module, gates, None, after)
+            cost = self._costs.get(conv)
+            entry = _Entry(module, gates, None, after, cost)
             if isinstance(module, nn.Conv2d) and is_plain_conv(module):
                 folds = after is not None and is_foldable(after)
-                folded = FoldedLayer(module, after if folds else None, self.channels_last)
-                entry = _Entry(module, gates, folded, None if folds else after)
+                folded = FoldedLayer(
+                    module,
+                    after if folds else None,
+                    self.channels_last,
+                    inputs_first=gates.in_gate is not None,
+                )
+                entry = _Entry(module, gates, folded, None if folds else after, cost)
                 module.forward = WeightedForward(module)  # type: ignore[method-assign,assignment]
             self._entries[conv] = entry
         return entry
-
-    def note_size(self, conv: str, scale: float) -> None:
-        """Learn how much smaller a convolution's output is than the input."""
-        if conv in self._costs:
-            self._costs[conv].scale = scale
 
     def _cost(self, name: str, gates: GatedConv) -> ConvCost:
         conv = self.block.get_submodule(name)
@@ -188,10 +206,14 @@ class _Layers:
     ) -> Tensor:
         entry = self.runner.entry(conv, norm)
         out = entry.conv(x) if entry.folded is None else self._convolve(x, entry)
-        self.runner.note_size(conv, out.size(2) * out.size(3) / self.positions)
+        if entry.cost is not None:
+            # Learn how much smaller the output is than the block input.
+            entry.cost.scale = out.size(2) * out.size(3) / self.positions
         if entry.norm is not None:
             out = entry.norm(out)
-        if act is not None:
+        if type(act) is nn.ReLU:
+            out = out.relu_()
+        elif act is not None:
             out = act(out)
         if gate in self.factors:
             out = out * self.factors[gate][:, :, None, None].to(out.dtype)
@@ -202,16 +224,15 @@ class _Layers:
         rows = self.channels.get(entry.gates.out_gate or '')
         columns = self.channels.get(entry.gates.in_gate or '')
         groups: int = entry.folded.conv.groups
-        weight, bias = entry.folded.weights()
         if groups > 1 and rows is not None:
             columns, groups = None, len(rows)
             if x.size(1) != groups:  # the block input itself
                 x = x.index_select(1, rows)
-        if rows is not None or columns is not None:
-            weight = entry.folded.gather(weight, rows, columns)
-        if rows is not None:
-            bias = bias.index_select(0, rows)
-        return entry.conv(x, weight, bias, groups)
+        weight, bias = entry.folded.weights(rows, columns)
+        conv = entry.folded.conv
+        if conv._forward_hooks or conv._forward_pre_hooks:
+            return conv(x, weight, bias, groups)
+        return convolve(conv, x, weight, bias, groups)
 
 
 def _to_numpy(multipliers: dict[str, Tensor]) -> dict[str, np.ndarray]:
