@@ -113,9 +113,10 @@ class FoldedLayer:
         if rows is not None:
             weight = weight.index_select(0, rows)
         if columns is not None:
-            # Over two dimensions the copy is several times as fast as over four.
-            shape = (*weight.shape[:3], len(columns))
-            weight = weight.reshape(-1, weight.size(3)).index_select(1, columns).view(shape)
+            # gather runs on all cores and over two dimensions, index_select on one.
+            lines = weight.reshape(-1, weight.size(3))
+            lines = lines.gather(1, columns.expand(len(lines), -1))
+            weight = lines.view(*weight.shape[:3], len(columns))
         return weight.permute(0, 3, 1, 2)
 
     def _sources(self) -> list[Source]:

@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
+import numpy as np
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -21,8 +21,8 @@ class GateBundle:
     """Evaluates the gates of a block with as few operations as possible.
 
     A gate is a tiny network: its cost is that of starting its operations, which
-    on small pictures is felt. Here the first layers of all gates are one product
-    with their batch norm folded in. Decisions and records are those of the gates
+    on small pictures is felt. Here each of the two layers is one product for all
+    gates, with their batch norm folded in. Decisions and records are those of the gates
     up to rounding.
 
     Args:
@@ -31,6 +31,7 @@ class GateBundle:
 
     def __init__(self, gates: dict[str, Gate]) -> None:
         self.gates: dict[str, Any] = dict(gates)
+        self.layer_norms = any(type(gate.norm) is nn.LayerNorm for gate in self.gates.values())
         self.reset()
 
     @staticmethod
@@ -51,7 +52,7 @@ class GateBundle:
     def reset(self) -> None:
         """Forget what was prepared."""
         self._lock = threading.Lock()
-        self._prepared: Optional[tuple[Stamp, Tensor, Tensor]] = None
+        self._prepared: Optional[tuple[Stamp, tuple[Tensor, ...]]] = None
 
     def watched(self) -> bool:
         """Whether someone waits for the modules of the gates to be called."""
@@ -71,47 +72,61 @@ class GateBundle:
             dict[str, Tensor]: Name of the gate -> B x C, what its feature is
             multiplied with.
         """
-        weight, bias = self._weights()
-        hidden = torch.addmm(bias, pool_mean(x).to(weight.dtype), weight)
-        multipliers = {}
-        start = 0
-        for name, gate in self.gates.items():
-            own = hidden[:, start : start + gate.fc1.out_features]
-            start += gate.fc1.out_features
-            if type(gate.norm) is nn.LayerNorm:
-                own = gate.norm(own)
-            logits = F.linear(torch.relu(own), gate.fc2.weight, gate.fc2.bias)
-            probs = torch.sigmoid(logits)
-            multiplier = torch.gt(probs, gate.threshold, out=torch.empty_like(probs))
-            record = GateRecord(logits, probs, multiplier)
-            multipliers[name] = gate.settle(multiplier, record)
-        return multipliers
+        first, first_bias, second, second_bias = self._weights()
+        gates = self.gates.values()
+        hidden = torch.addmm(first_bias, pool_mean(x).to(first.dtype), first)
+        if self.layer_norms:
+            parts = hidden.split([gate.fc1.out_features for gate in gates], dim=1)
+            parts = [
+                gate.norm(part) if type(gate.norm) is nn.LayerNorm else part
+                for gate, part in zip(gates, parts, strict=True)
+            ]
+            hidden = torch.cat(parts, dim=1)
+        logits = torch.addmm(second_bias, hidden.relu_(), second)
+        probs = torch.sigmoid(logits)
+        masks = torch.gt(probs, self._threshold(probs), out=torch.empty_like(probs))
+        widths = [gate.channels for gate in gates]
+        pieces = zip(*(each.split(widths, dim=1) for each in (logits, probs, masks)), strict=True)
+        return {
+            name: gate.settle(record[2], GateRecord(*record))
+            for (name, gate), record in zip(self.gates.items(), pieces, strict=True)
+        }
 
-    def _weights(self) -> tuple[Tensor, Tensor]:
-        """First layers side by side, in_channels x hidden, and their bias."""
+    def _threshold(self, like: Tensor) -> Union[float, Tensor]:
+        """One number, or one for each channel if the gates' own differ."""
+        thresholds = [gate.threshold for gate in self.gates.values()]
+        if len(set(thresholds)) == 1:
+            return thresholds[0]
+        widths = [gate.channels for gate in self.gates.values()]
+        return like.new_tensor(np.repeat(thresholds, widths))
+
+    def _weights(self) -> tuple[Tensor, ...]:
+        """First layers side by side, in_channels x hidden, their bias, second
+        layers down a diagonal, hidden x channels, and their bias."""
         prepared = self._prepared
         if prepared is None or not prepared[0].holds():
             with self._lock:
-                prepared = self._prepared = (Stamp(self._sources()), *self._fold())
-        return prepared[1], prepared[2]
+                prepared = self._prepared = (Stamp(self._sources()), self._fold())
+        return prepared[1]
 
     def _sources(self) -> list[Source]:
         sources: list[Source] = []
         for gate in self.gates.values():
             sources.append((gate.fc1._parameters, 'weight'))
+            sources += [(gate.fc2._parameters, key) for key in ('weight', 'bias')]
             if isinstance(gate.norm, _BatchNorm):
                 sources += [(gate.norm._parameters, key) for key in ('weight', 'bias')]
                 sources += [(gate.norm._buffers, key) for key in ('running_mean', 'running_var')]
         return sources
 
     @torch.no_grad()
-    def _fold(self) -> tuple[Tensor, Tensor]:
+    def _fold(self) -> tuple[Tensor, ...]:
         weights, biases = [], []
         for gate in self.gates.values():
             weight = gate.fc1.weight.detach().clone()
             bias = weight.new_zeros(weight.size(0))
-            norm = gate.norm
-            if isinstance(norm, _BatchNorm):
+            norm: Any = gate.norm
+            if isinstance(gate.norm, _BatchNorm):
                 scale = torch.rsqrt(norm.running_var + norm.eps)
                 scale = scale if norm.weight is None else scale * norm.weight
                 bias = -norm.running_mean * scale
@@ -119,11 +134,13 @@ class GateBundle:
                 weight = weight * scale[:, None]
             weights.append(weight)
             biases.append(bias.to(weight.dtype))
-        return torch.cat(weights).t().contiguous(), torch.cat(biases)
+        second = torch.block_diag(*(gate.fc2.weight.detach() for gate in self.gates.values()))
+        second_bias = torch.cat([gate.fc2.bias.detach() for gate in self.gates.values()])
+        return torch.cat(weights).t().contiguous(), torch.cat(biases), second.t(), second_bias
 
     def __getstate__(self) -> dict:
         # Locks cannot be copied, and weights are prepared again in a moment.
-        return {'gates': self.gates}
+        return {'gates': self.gates, 'layer_norms': self.layer_norms}
 
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
