@@ -29,8 +29,9 @@ class RunLayer(Protocol):
         norm: Optional[str] = None,
         act: Optional[Activation] = None,
         gate: Optional[str] = None,
+        plus: Optional[Tensor] = None,
     ) -> Tensor:
-        """Convolve, normalise, activate, mask.
+        """Convolve, normalise, add, activate, mask.
 
         Args:
             x (Tensor): Input of the convolution.
@@ -40,6 +41,8 @@ class RunLayer(Protocol):
             gate (str, optional): Name of the gate whose mask is applied after
                 the activation; one that was not built masks nothing.
                 Defaults to None.
+            plus (Tensor, optional): Added after the norm: a shortcut. It is
+                left as it is. Defaults to None.
         """
 
 
@@ -62,7 +65,7 @@ class GatedBlock(BaseModule):
     A subclass calls :meth:`add_gate` once for every convolution that may be
     gated, writes its computation as ``body(x, layer)`` and runs it by
     ``self.run_gated(self.body, x)``. Inside, every convolution a gate switches
-    is run by ``layer(x, conv, norm, act, gate)``, see :class:`RunLayer`, so
+    is run by ``layer(x, conv, norm, act, gate, plus)``, see :class:`RunLayer`, so
     that closed channels can be masked in training and left out in evaluation.
     Because gates are evaluated before ``body``, it can be checkpointed.
 
@@ -160,10 +163,13 @@ class GatedBlock(BaseModule):
                 norm: Optional[str] = None,
                 act: Optional[Activation] = None,
                 gate: Optional[str] = None,
+                plus: Optional[Tensor] = None,
             ) -> Tensor:
                 out = self.get_submodule(conv)(x)
                 if norm is not None:
                     out = self.get_submodule(norm)(out)
+                if plus is not None:
+                    out += plus
                 if gate in values:
                     act = nn.Identity() if act is None else act
                     out, features[gate] = gates[gate].activate(out, values[gate], act)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Optional
+from typing import Any, Optional
 
 import torch.nn as nn
 from mmcv.cnn import build_conv_layer, build_norm_layer
@@ -20,6 +20,16 @@ def shortcut_layers(downsample: Optional[nn.Module]) -> list[tuple[str, str]]:
         return []
     *_, conv, norm = dict(downsample.named_children())
     return [(f'downsample.{conv}', f'downsample.{norm}')]
+
+
+def _join(block: Any, layer: RunLayer, out: Tensor, conv: str, norm: str, x: Tensor) -> Tensor:
+    """The last convolution of a block plus its shortcut."""
+    shortcut = x if block.downsample is None else block.downsample(x)
+    if isinstance(block.drop_path, nn.Identity):
+        return layer(out, conv, norm, plus=shortcut)
+    out = block.drop_path(layer(out, conv, norm))
+    out += shortcut
+    return out
 
 
 class BasicBlock(GatedBlock):
@@ -104,9 +114,7 @@ class BasicBlock(GatedBlock):
     def body(self, x: Tensor, layer: RunLayer) -> Tensor:
         """Everything between the gates' decision and the last ReLU."""
         out = layer(x, 'conv1', self.norm1_name, self.relu, 'gate1')
-        out = self.drop_path(layer(out, 'conv2', self.norm2_name))
-        out += x if self.downsample is None else self.downsample(x)
-        return out
+        return _join(self, layer, out, 'conv2', self.norm2_name, x)
 
     def plain_layers(self) -> list[tuple[str, str]]:
         return shortcut_layers(self.downsample)
@@ -209,9 +217,7 @@ class Bottleneck(GatedBlock):
         """Everything between the gates' decision and the last ReLU."""
         out = layer(x, 'conv1', self.norm1_name, self.relu, 'gate1')
         out = layer(out, 'conv2', self.norm2_name, self.relu, 'gate2')
-        out = self.drop_path(layer(out, 'conv3', self.norm3_name))
-        out += x if self.downsample is None else self.downsample(x)
-        return out
+        return _join(self, layer, out, 'conv3', self.norm3_name, x)
 
     def plain_layers(self) -> list[tuple[str, str]]:
         return shortcut_layers(self.downsample)

@@ -161,7 +161,12 @@ class FoldedLayer:
 
 
 def convolve(
-    conv: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor, groups: Optional[int] = None
+    conv: nn.Conv2d,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    groups: Optional[int] = None,
+    plus: Optional[Tensor] = None,
 ) -> Tensor:
     """A convolution with other weights, of any number of channels, even none.
 
@@ -173,19 +178,31 @@ def convolve(
         bias (Tensor): One value for each row.
         groups (int, optional): Number of groups. Defaults to None, the
             convolution's.
+        plus (Tensor, optional): What to add to the result. Defaults to None.
     """
     groups = conv.groups if groups is None else groups
-    if weight.numel():
-        if _multiplies(conv, x):
-            pixels = x.permute(0, 2, 3, 1)
-            pairs = weight if weight.dim() == 2 else weight[:, :, 0, 0]
-            out = torch.addmm(bias, pixels.flatten(0, 2), pairs.t())
-            return out.view(*pixels.shape[:3], -1).permute(0, 3, 1, 2)
-        if weight.dim() == 2:
-            weight = weight[:, :, None, None]
-        return F.conv2d(x, weight, bias, conv.stride, conv.padding, conv.dilation, groups)
-    size = _out_size(conv, x)
-    return bias[None, :, None, None].expand(x.size(0), -1, *size).to(x.dtype, copy=True)
+    if not weight.numel():
+        size = _out_size(conv, x)
+        out = bias[None, :, None, None].expand(x.size(0), -1, *size).to(x.dtype, copy=True)
+    elif _multiplies(conv, x):
+        return _multiply(x, weight if weight.dim() == 2 else weight[:, :, 0, 0], bias, plus)
+    else:
+        weight = weight[:, :, None, None] if weight.dim() == 2 else weight
+        out = F.conv2d(x, weight, bias, conv.stride, conv.padding, conv.dilation, groups)
+    return out if plus is None else out.add_(plus)
+
+
+def _multiply(x: Tensor, weight: Tensor, bias: Tensor, plus: Optional[Tensor]) -> Tensor:
+    """A pointwise convolution in channels-last layout as a product."""
+    pixels = x.permute(0, 2, 3, 1)
+    rows, shape = pixels.flatten(0, 2), (*pixels.shape[:3], len(weight))
+    if plus is None:
+        out = torch.addmm(bias, rows, weight.t())
+    else:
+        # Summing up in the shortcut spares a pass over it.
+        start = plus.permute(0, 2, 3, 1).reshape(-1, len(weight))
+        out = (start + bias).addmm_(rows, weight.t())
+    return out.view(shape).permute(0, 3, 1, 2)
 
 
 def _multiplies(conv: nn.Conv2d, x: Tensor) -> bool:
@@ -233,10 +250,11 @@ class WeightedForward:
         weight: Optional[Tensor] = None,
         bias: Optional[Tensor] = None,
         groups: Optional[int] = None,
+        plus: Optional[Tensor] = None,
     ) -> Tensor:
         if weight is None or bias is None:
             return type(self.conv).forward(self.conv, x)
-        return convolve(self.conv, x, weight, bias, groups)
+        return convolve(self.conv, x, weight, bias, groups, plus)
 
 
 class FoldedForward:

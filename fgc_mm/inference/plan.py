@@ -12,7 +12,7 @@ import numpy as np
 
 # Costs in units of one MAC of a large convolution, measured on two x86 cores (AVX2)
 # at 70 GMAC/s. They only decide between ways with the same result.
-GATHER_ROWS = 20.0
+GATHER_ROWS = 30.0
 """Copying one weight, along with all others of its output channel."""
 GATHER_COLUMNS = 70.0
 """Copying one weight that lies alone."""
@@ -20,6 +20,8 @@ TOUCH = 35.0
 """Reading and writing one value of a feature map."""
 CALL = 1.5e7
 """Running a block once more for another part of the batch."""
+LANES = 8
+"""Channels that are computed together: 63 take the time of 64."""
 
 Masks = Mapping[str, np.ndarray]
 
@@ -52,6 +54,11 @@ class ConvCost:
         if self.depthwise:
             return outs * self.kernel
         return outs * channels.get(self.in_gate or '', self.in_channels) * self.kernel
+
+    def lanes(self, channels: Mapping[str, int]) -> int:
+        """The same with outputs in whole groups of lanes."""
+        outs = channels.get(self.out_gate or '', self.out_channels)
+        return self.weights(channels) * (-(-outs // LANES) * LANES) // max(outs, 1)
 
 
 @dataclass
@@ -120,7 +127,7 @@ class Planner:
             channels = {gate: len(index) for gate, index in part.channels.items()}
             for conv in self.convs:
                 weights = conv.weights(channels)
-                total += count * positions * conv.scale * weights
+                total += count * positions * conv.scale * conv.lanes(channels)
                 if conv.out_gate in channels:
                     total += GATHER_ROWS * weights
                 if conv.in_gate in channels and not conv.depthwise:

@@ -203,14 +203,21 @@ class _Layers:
         norm: Optional[str] = None,
         act: Optional[Activation] = None,
         gate: Optional[str] = None,
+        plus: Optional[Tensor] = None,
     ) -> Tensor:
         entry = self.runner.entry(conv, norm)
-        out = entry.conv(x) if entry.folded is None else self._convolve(x, entry)
+        if entry.folded is not None and entry.norm is None:
+            out = self._convolve(x, entry, plus)
+            plus = None
+        else:
+            out = entry.conv(x) if entry.folded is None else self._convolve(x, entry)
         if entry.cost is not None:
             # Learn how much smaller the output is than the block input.
             entry.cost.scale = out.size(2) * out.size(3) / self.positions
         if entry.norm is not None:
             out = entry.norm(out)
+        if plus is not None:
+            out += plus
         if type(act) is nn.ReLU:
             out = out.relu_()
         elif act is not None:
@@ -219,7 +226,7 @@ class _Layers:
             out = out * self.factors[gate][:, :, None, None].to(out.dtype)
         return out
 
-    def _convolve(self, x: Tensor, entry: _Entry) -> Tensor:
+    def _convolve(self, x: Tensor, entry: _Entry, plus: Optional[Tensor] = None) -> Tensor:
         assert entry.folded is not None
         rows = self.channels.get(entry.gates.out_gate or '')
         columns = self.channels.get(entry.gates.in_gate or '')
@@ -231,8 +238,8 @@ class _Layers:
         weight, bias = entry.folded.weights(rows, columns)
         conv = entry.folded.conv
         if conv._forward_hooks or conv._forward_pre_hooks:
-            return conv(x, weight, bias, groups)
-        return convolve(conv, x, weight, bias, groups)
+            return conv(x, weight, bias, groups, plus)
+        return convolve(conv, x, weight, bias, groups, plus)
 
 
 def _to_numpy(multipliers: dict[str, Tensor]) -> dict[str, np.ndarray]:
