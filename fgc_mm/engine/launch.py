@@ -29,6 +29,7 @@ from fgc_mm.datasets import (
     name_broken_pictures,
 )
 
+from .gate_loss_hook import SetupError
 from .start_weights import check_start_weights
 
 
@@ -292,7 +293,7 @@ def run(main: Callable[[], Any]) -> None:
     code = 0
     try:
         main()
-    except UsageError as error:
+    except (UsageError, SetupError) as error:
         code = 2
         if int(os.environ.get('RANK', 0)) == 0:
             print(f'error: {error}', file=sys.stderr)
