@@ -1,21 +1,33 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
-"""Accuracy against computation: train over budgets, or over rho, with and without
-coupling, and write the table and the plot. What is trained is not trained again.
+"""Accuracy against computation: the curve over budgets or rho, with and without coupling.
 
     python tools/tradeoff.py configs/demo/resnet18_digits_fgc.py --targets 0.3 0.5 0.7
     python tools/tradeoff.py configs/demo/resnet18_digits_fgc.py --rho 0.2 0.4 0.8 --seeds 0 1 2
     python tools/tradeoff.py --collect mine=work_dirs/a/figures.json mine=work_dirs/b/figures.json
+
+Runs are made as tools/sweep.py makes them: what is done is not done again. At the end:
+table.csv, table.md and tradeoff.png.
 """
 
 import argparse
 from pathlib import Path
 
 import fgc_mm  # noqa: F401  registers gates, backbones and hooks
-from fgc_mm.analysis import Point, Run, point_of, read_figures, task_metric, vary, write
+from fgc_mm.analysis import Run, add_run_arguments, execute_all, print_commands, read_figures
+from fgc_mm.analysis.results import (
+    ACCURACIES,
+    RATIO,
+    Row,
+    collect,
+    task_metric,
+    tradeoff_figure,
+    write_table,
+)
+from fgc_mm.analysis.sweep import curves, make_runs
+from fgc_mm.analysis.variants import hook_name
 from fgc_mm.engine import launch
 
-TOOLS = Path(__file__).parent
-CURVES = {True: 'with FGC', False: 'without FGC'}
+WAYS = {'both': (True, False), 'with': (True,), 'without': (False,)}
 
 
 def parse_args() -> argparse.Namespace:
@@ -36,91 +48,74 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument(
         '--coupling',
-        choices=['both', 'with', 'without'],
+        choices=list(WAYS),
         help='with and without FGC; by default both if the config has an FGCHook',
     )
-    parser.add_argument('--seeds', type=int, nargs='+', default=[0])
-    parser.add_argument('--metric', help="metric of the plot; the first of the task's by default")
-    parser.add_argument('--work-dir', help='default: work_dirs/tradeoff/<config>')
-    parser.add_argument(
-        '--cfg-options', nargs='+', default=[], help='for training and testing, as key=value'
-    )
+    add_run_arguments(parser, seeds=[0])
     return parser.parse_args()
 
 
-def collect(args: argparse.Namespace) -> tuple[list[Point], str]:
-    """Points of finished runs."""
-    points, name = [], args.metric
+def runs_of(args: argparse.Namespace, work_dir: Path) -> list[Run]:
+    """A run for every setting, way and seed."""
+    if args.config is None:
+        raise launch.UsageError('--targets and --rho need a config to train')
+    hooks = launch.read_config(args.config).get('custom_hooks') or []
+    for target in args.targets or []:
+        if not 0 < target <= 1:
+            raise launch.UsageError(
+                f"--targets {target:g} must be within (0, 1], the share of the backbone's MACs"
+            )
+    coupled = 'FGCHook' in map(hook_name, hooks)
+    if args.coupling in ('both', 'with') and not coupled:
+        raise launch.UsageError(
+            f'--coupling {args.coupling}: the config has no FGCHook in custom_hooks; name a config '
+            'that has'
+        )
+    ways = WAYS[args.coupling or 'both'] if coupled else ()
+    key, values = ('L0Hook.rho', args.rho) if args.rho else ('BudgetHook.target', args.targets)
+    points = curves(key, values, ways)
+    tools = Path(__file__).parent
+    return make_runs(args.config, points, args.seeds, work_dir, args.cfg_options, tools)
+
+
+def collected(args: argparse.Namespace) -> tuple[str, list[Row]]:
+    """Rows of finished tests."""
+    tests = []
     for item in args.collect:
         curve, equals, path = item.partition('=')
         if not equals or not Path(path).is_file():
             raise launch.UsageError(
                 f'--collect {item}: write CURVE=FILE with a file that tools/test.py --out wrote'
             )
-        try:
-            figures = read_figures(Path(path))
-            name = task_metric(figures, args.metric)
-            share = 1 - figures['macs/pruning_ratio'] / 100
-            points.append(point_of(figures, curve, round(share, 4), name, file=path))
-        except ValueError as error:
-            raise launch.UsageError(f'--collect {item}: {error}') from None
-    return points, str(name)
-
-
-def train(args: argparse.Namespace, folder: Path) -> tuple[list[Point], str]:
-    """Points of runs that are trained unless they are there."""
-    base = launch.load_config(argparse.Namespace(**{**vars(args), **NO_OPTIONS}))
-    has_fgc = any('FGCHook' in str(hook.get('type')) for hook in base.get('custom_hooks') or [])
-    choice = args.coupling or ('both' if has_fgc else 'without')
-    ways = dict(both=[True, False])
-    ways.update({'with': [True], 'without': [False]})
-    kind, settings = ('target', args.targets) if args.targets else ('rho', args.rho)
-    for target in args.targets or []:
-        if not 0 < target <= 1:
-            raise launch.UsageError(
-                f"--targets {target:g} must be within (0, 1], the share of the backbone's MACs"
-            )
-    points, name = [], args.metric
-    for way in ways[choice]:
-        for setting in settings:
-            for seed in args.seeds:
-                try:
-                    cfg = vary(base, coupling=way, seed=seed, **{kind: setting})
-                except ValueError as error:
-                    raise launch.UsageError(f'--coupling {choice}: {error}') from None
-                place = folder / f'{"fgc" if way else "gated"}_{kind}{setting:g}_seed{seed}'
-                figures = Run(cfg, place, TOOLS).figures(args.cfg_options)
-                try:
-                    name = task_metric(figures, args.metric)
-                except ValueError as error:
-                    raise launch.UsageError(f'--metric: {error}') from None
-                points.append(point_of(figures, CURVES[way], setting, name, seed=seed))
-                # After each run, so that a stopped sweep leaves what it has.
-                write(points, kind, name, folder, 'tradeoff', base_title(args))
-    return points, str(name)
-
-
-NO_OPTIONS = dict(launcher='none', local_rank=0, cfg_options=None, work_dir=None)
-
-
-def base_title(args: argparse.Namespace) -> str:
-    return Path(args.config).stem if args.config else ''
+        tests += [(curve, path, metrics) for metrics in read_figures(Path(path))]
+    name = task_metric([metrics for *_, metrics in tests], args.metric, ACCURACIES)
+    rows = [Row(f'{curve}, {path}', curve, [m[name]], [m[RATIO]]) for curve, path, m in tests]
+    return name, rows
 
 
 def main() -> None:
     args = parse_args()
-    if args.collect is None and args.config is None:
-        raise launch.UsageError('--targets and --rho need a config to train')
-    default = Path('work_dirs/tradeoff') / (base_title(args) or 'collected')
-    folder = Path(args.work_dir) if args.work_dir else default
-    if args.collect is not None:
-        points, metric = collect(args)
-        kind = 'share'
-    else:
-        points, metric = train(args, folder)
-        kind = 'target' if args.targets else 'rho'
-    print('\n' + write(points, kind, metric, folder, 'tradeoff', base_title(args)))
-    print(f'The table and the plot are in {folder}/tradeoff.*')
+    title = Path(args.config).stem if args.config else 'collected'
+    work_dir = Path(args.work_dir or f'work_dirs/tradeoff_{title}')
+    runs, failed = [], 0
+    try:
+        if args.collect:
+            metric, rows = collected(args)
+        else:
+            runs = runs_of(args, work_dir)
+            if args.dry_run:
+                print_commands(runs)
+                return
+            failed = 0 if args.report else execute_all(runs)
+            metric, rows = collect(runs, args.metric, ACCURACIES)
+    except ValueError as error:
+        raise launch.UsageError(str(error)) from error
+    work_dir.mkdir(parents=True, exist_ok=True)
+    print(write_table(rows, metric, work_dir))
+    tradeoff_figure(rows, metric, title).savefig(work_dir / 'tradeoff.png', dpi=150)
+    print(f'written: table.csv, table.md and tradeoff.png in {work_dir}')
+    if failed:
+        raise SystemExit(f'{failed} of {len(runs)} runs failed')
 
 
 if __name__ == '__main__':

@@ -1,21 +1,16 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
 from .collect import GateCollectorHook, concatenate, openness
-from .runs import FIGURES, Run, read_figures, vary
-from .tradeoff import Point, average, draw, markdown_table, point_of, task_metric, write
+from .runs import Run, add_run_arguments, execute_all, print_commands, read_figures
+from .variants import set_fields
 
 __all__ = [
-    'FIGURES',
     'GateCollectorHook',
-    'Point',
     'Run',
-    'average',
+    'add_run_arguments',
     'concatenate',
-    'draw',
-    'markdown_table',
+    'execute_all',
     'openness',
-    'point_of',
+    'print_commands',
     'read_figures',
-    'task_metric',
-    'vary',
-    'write',
+    'set_fields',
 ]

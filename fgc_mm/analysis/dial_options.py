@@ -4,18 +4,21 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
-from typing import Any
 
 from mmengine.dist import is_main_process
 from mmengine.runner import Runner
 
 from ..engine import unwrap
 from ..engine.launch import UsageError
-from ..evaluation import BudgetError, GatedMACsHook, ThresholdDial, calibration_batches
+from ..evaluation import (
+    BudgetError,
+    GatedMACsHook,
+    ThresholdDial,
+    calibration_batches,
+    report,
+)
 from ..gates import set_threshold
-from . import tradeoff
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,29 +88,34 @@ def set_dial(runner: Runner, args: argparse.Namespace) -> None:
 def run(runner: Runner, args: argparse.Namespace) -> None:
     """Test at every setting, print the table, and write it and the plot.
 
-    The files are ``dial.json``, ``dial.md`` and ``dial.png`` in the work dir, or
-    named as ``--out``.
+    The files are ``dial.json``, ``dial.csv``, ``dial.md`` and ``dial.png`` in the
+    work dir, or named as ``--out``.
     """
+    from .results import ACCURACIES, RATIO, Row, task_metric, tradeoff_figure, write_table
+
     runner.load_or_resume()
     kind = 'threshold' if args.budget is None else 'budget'
-    points, name = [], args.metric
+    points, rows = [], []
     for setting, threshold in _thresholds(runner, args):
         _set(runner, threshold)
-        metrics: dict[str, Any] = runner.test()
+        metrics = report.add_derived(runner.test())
+        points.append({kind: setting, 'threshold': threshold, 'metrics': metrics})
         try:
-            name = tradeoff.task_metric(metrics, args.metric)
+            name = task_metric([metrics], args.metric, ACCURACIES)
         except ValueError as error:
             raise UsageError(f'--metric: {error}') from None
-        figures = json.loads(json.dumps(metrics, default=float))
-        point = tradeoff.point_of(
-            metrics, 'threshold', setting, name, threshold=threshold, figures=figures
-        )
-        points.append(point)
-    if is_main_process():
-        target = Path(args.out) if args.out else Path(runner.work_dir) / 'dial.json'
-        title = Path(args.checkpoint).name
-        table = tradeoff.write(points, kind, str(name), target.parent, target.stem, title)
-        print(f'\n{table}\nThe table and the plot are in {target.with_suffix(".*")}')
+        label = f'{kind}={setting:g}'
+        if kind == 'budget':
+            label += f', threshold={threshold:.4g}'
+        rows.append(Row(label, '', [float(metrics[name])], [float(metrics[RATIO])]))
+    if not is_main_process():
+        return
+    target = Path(args.out) if args.out else Path(runner.work_dir) / 'dial.json'
+    report.dump(target, dict(config=args.config, checkpoint=args.checkpoint, points=points))
+    print('\n' + write_table(rows, name, target.parent, target.stem))
+    figure = tradeoff_figure(rows, name, Path(args.checkpoint).name)
+    figure.savefig(target.with_suffix('.png'), dpi=150)
+    print(f'written: {target}, the table as .csv and .md, and the plot as .png')
 
 
 def _thresholds(runner: Runner, args: argparse.Namespace) -> list[tuple[float, float]]:

@@ -15,10 +15,11 @@ class BudgetState:
 
     Attributes:
         start (float, optional): Share at the start of the training.
+        push (float): Standing shift of the logits in each step, which meets a
+            steady drift.
         weight (float): Weight of the expected share in the loss.
         cap_weight (float): Weight of what images execute above the cap.
         expected, hard (float): Smoothed shares.
-        shift (float): Smoothed shift of the logits.
         doubt (float): Smoothed mean of 4 pi (1 - pi).
         openness (list[float]): Smoothed openness of each gate.
         offset (float): Smoothed share in evaluation less that in training.
@@ -26,11 +27,11 @@ class BudgetState:
     """
 
     start: Optional[float] = None
+    push: float = 0.0
     weight: float = 0.0
     cap_weight: float = 0.0
     expected: float = 0.0
     hard: float = 0.0
-    shift: float = 0.0
     doubt: float = 0.0
     openness: list[float] = field(default_factory=list)
     offset: float = 0.0
@@ -42,13 +43,21 @@ class BudgetState:
 class BudgetController:
     """Holds the executed share of a network on a goal that moves to a target.
 
-    Two actuators work together. The fast one shifts the logits of all gates by
-    a small amount in each step. What it needs is read off the batch, so it does
-    not depend on optimizer and learning rate, cannot wind up, and keeps its
-    force when the learning rate has decayed. The slow one is the weight of the
-    expected share in the loss, which chooses *what* is closed: it rises while
-    the fast one has to push down, falls while it has to push up, and stops at a
-    bound, so in the end the loss holds the balance and the shifts vanish.
+    Two actuators work together.
+
+    The fast one shifts the logits of all gates by a small amount in each step.
+    How far they are from the goal is read off the batch by trying shifts on it,
+    so the loop depends on neither optimizer nor learning rate, and keeps
+    its force when the rate has decayed. It is proportional and integral, damped
+    critically: the integral ``push`` meets the drift that the optimizer and the
+    moving goal make, so there is no standing error. It is bounded, and waits
+    while the shift is at its bound (anti-windup). After the target is reached, the
+    gain falls to a quarter, so that the noise of single batches averages out.
+
+    The slow one is the weight of the expected share in the loss, which chooses
+    *what* is closed. It follows the push: every logit pushed down raises it,
+    every logit pushed up lowers it, between 0 and ``max_weight``. In the end the
+    loss holds the balance and the push vanishes.
 
     On the way to the target the goal is met by the expected share and at the
     target by the hard one, which evaluation counts: hard decisions of gates
@@ -79,16 +88,14 @@ class BudgetController:
     state: BudgetState = field(default_factory=BudgetState)
 
     def __post_init__(self) -> None:
-        ramp = max(1.0, (self.reach - self.begin) * self.steps)
-        self.pace = 1 / ramp
-        self.gain = min(0.2, max(0.01, 30 * self.pace))
-        self.max_shift = min(0.1, max(0.002, 30 * self.pace))
+        pace = 1 / max(1.0, (self.reach - self.begin) * self.steps)
+        # A long training can wait for the noise of its batches to average out.
+        self.fastest = min(0.2, max(0.02, 20 * pace))
+        self.max_shift = self.fastest / 2
 
     def progress(self, step: int) -> float:
         """How much of the way to the target lies behind, 0 to 1."""
-        if self.reach <= self.begin:
-            return 1.0
-        return min(1.0, max(0.0, (step / self.steps - self.begin) / (self.reach - self.begin)))
+        return _ramp(step / self.steps, self.begin, self.reach)
 
     def goal(self, step: int) -> Optional[float]:
         """The share the network should be at, None before the first reading."""
@@ -96,6 +103,10 @@ class BudgetController:
         if start is None:
             return None
         return start + self.progress(step) * (self.target - start)
+
+    def gain(self, step: int) -> float:
+        """Part of the distance to the goal that one step goes."""
+        return self.fastest * (1 - 0.75 * _ramp(step / self.steps, self.reach, 1.0))
 
     def update(self, reading: Reading, step: int) -> list[float]:
         """Take a reading in.
@@ -107,12 +118,12 @@ class BudgetController:
         Returns:
             list[float]: What to add to the logits of each gate.
         """
-        state = self.state
+        state, gain = self.state, self.gain(step)
         state.seen += 1
         if state.start is None:
             # The network is where it is: the goal moves from there.
             state.start = reading.expected
-        rate = max(self.gain, 1 / state.seen)
+        rate = max(gain, 1 / state.seen)
         state.expected += rate * (reading.expected - state.expected)
         state.hard += rate * (reading.hard - state.hard)
         state.doubt += rate * (reading.doubt - state.doubt)
@@ -120,16 +131,18 @@ class BudgetController:
             state.openness = list(reading.openness)
         pairs = zip(state.openness, reading.openness, strict=True)
         state.openness = [old + rate * (new - old) for old, new in pairs]
-        shift = self._step(reading.shift)
-        state.shift += rate * (shift - state.shift)
-        # The weight passes through its whole range in one ramp of full effort.
-        effort = -state.shift / self.max_shift
-        state.weight += self.max_weight * self.pace * effort
-        state.weight = min(self.max_weight, max(0.0, state.weight))
-        state.cap_weight += self.max_weight * self.pace * (3 if reading.over_cap > 0.001 else -1)
-        state.cap_weight = min(self.max_weight, max(0.0, state.cap_weight))
+
+        shift = state.push + gain * reading.shift
+        if abs(shift) < self.max_shift or shift * reading.shift < 0:
+            # With a quarter of the gain squared the loop is damped critically.
+            state.push += gain**2 / 4 * reading.shift
+        state.push = self._bounded(state.push)
+        state.weight = self._weight(state.weight, -state.push)
+        # A share above the cap counts like a push down, none like a slow one up.
+        over = self.max_shift * (1.0 if reading.over_cap > 0.001 else -0.1)
+        state.cap_weight = self._weight(state.cap_weight, over)
         # A gate comes down to its floor, and up to it, by the same law.
-        return [self._step(max(reading.shift, -room)) for room in reading.room]
+        return [self._bounded(max(shift, -gain * room)) for room in reading.room]
 
     def sharpening(self) -> float:
         """What to multiply the logits with, 1 if decisions are sure enough."""
@@ -143,14 +156,11 @@ class BudgetController:
         """For each gate, whether it must not close further."""
         return [openness < 1.1 * self.floor for openness in self.state.openness]
 
-    def _step(self, distance: float) -> float:
-        return min(self.max_shift, max(-self.max_shift, self.gain * distance))
-
     def correct(self, difference: float) -> None:
         """Take in by how much evaluation differs from the hard share in training."""
         state = self.state
         state.checks += 1
-        state.offset += max(0.2, 1 / state.checks) * (difference - state.offset)
+        state.offset += max(0.3, 1 / state.checks) * (difference - state.offset)
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers and lists."""
@@ -159,3 +169,17 @@ class BudgetController:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where another controller was."""
         self.state = BudgetState(**state)
+
+    def _bounded(self, shift: float) -> float:
+        return min(self.max_shift, max(-self.max_shift, shift))
+
+    def _weight(self, weight: float, pushed: float) -> float:
+        """A weight after the logits were pushed down by so much."""
+        return min(self.max_weight, max(0.0, weight + self.max_weight / 4 * pushed))
+
+
+def _ramp(x: float, start: float, end: float) -> float:
+    """0 before start, 1 after end."""
+    if end <= start:
+        return float(x >= end)
+    return min(1.0, max(0.0, (x - start) / (end - start)))

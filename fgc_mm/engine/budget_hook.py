@@ -34,7 +34,7 @@ class BudgetHook(GateLossHook):
     fully. See :class:`BudgetController` for how it gets there; ``loss_budget``
     is the expected share times a weight that the controller finds.
 
-    Every ``check_interval`` iterations the backbone runs on the batch once more
+    Every ``check_interval`` iterations (20) the backbone runs on the batch once more
     in evaluation, and the difference to what was counted in training is
     corrected: gates and norms decide differently there.
 
@@ -56,8 +56,8 @@ class BudgetHook(GateLossHook):
         cap (float, optional): Share no single image should exceed, at least the
             target. Defaults to None.
         max_weight (float): Bound of the loss's weight. Defaults to 4.0.
-        check_interval (int): Iterations between two passes in evaluation.
-            Defaults to 20.
+        check_interval (int, optional): Iterations between two passes in
+            evaluation. Defaults to None: 20, less if there are under 500.
         backbone (str): Name of the model's part that the share is about; '' for
             the whole model. Defaults to 'backbone'.
         log_interval (int): Iterations between two logs of every gate's
@@ -78,7 +78,7 @@ class BudgetHook(GateLossHook):
         floor: float = 0.0,
         cap: Optional[float] = None,
         max_weight: float = 4.0,
-        check_interval: int = 20,
+        check_interval: Optional[int] = None,
         backbone: str = 'backbone',
         log_interval: int = 50,
     ) -> None:
@@ -98,7 +98,9 @@ class BudgetHook(GateLossHook):
             )
         if not max_weight > 0:
             raise ValueError(f'BudgetHook: max_weight={max_weight!r} must be positive')
-        if not isinstance(check_interval, int) or check_interval < 1:
+        if check_interval is not None and (
+            not isinstance(check_interval, int) or check_interval < 1
+        ):
             raise ValueError(
                 f'BudgetHook: check_interval={check_interval!r} must be a whole number of '
                 'iterations, at least 1'
@@ -113,21 +115,22 @@ class BudgetHook(GateLossHook):
         self.controller: Optional[BudgetController] = None
         self._share: Optional[BackboneShare] = None
         self._tracer: Optional[MACsTracer] = None
+        self._interval = 1
         self._inputs: Optional[tuple] = None
         self._report: Optional[Tensor] = None
         self._fixed: list[bool] = []
         self._loaded: Optional[dict] = None
 
-    def before_run(self, runner: Runner) -> None:
-        """See that no other hook controls the cost."""
-        if any(isinstance(hook, L0Hook) for hook in runner.hooks):
-            raise SetupError(
-                f'BudgetHook: custom_hooks have an L0Hook as well, whose fixed rho would work '
-                f'against target={self.target:g}; keep one of them'
-            )
-
     def before_train(self, runner: Runner) -> None:
         """Watch the backbone, and take over the state of a resumed run."""
+        for hook in runner.hooks:
+            if isinstance(hook, L0Hook):
+                raise SetupError(
+                    'BudgetHook: custom_hooks have an L0Hook as well, whose fixed rho would work '
+                    f'against target={self.target:g}; keep one of them'
+                )
+            if isinstance(hook, BudgetHook) and hook is not self:
+                raise SetupError('BudgetHook: custom_hooks have two of them; keep one')
         super().before_train(runner)
         model = unwrap(runner.model)
         try:
@@ -147,6 +150,7 @@ class BudgetHook(GateLossHook):
             not any(p.requires_grad for p in gate.parameters())
             for gate in self._share.gates.values()
         ]
+        self._interval = self.check_interval or min(20, max(1, runner.max_iters // 25))
         self.controller = BudgetController(
             self.target, runner.max_iters, self.begin, self.reach, self.floor, self.max_weight
         )
@@ -242,7 +246,10 @@ class BudgetHook(GateLossHook):
         self._loaded = checkpoint.get(_KEY)
 
     def _check_target(self, share: BackboneShare) -> None:
-        least = share.minimum(self.floor)
+        # Images of the ranks may differ in size: all of them refuse, or none.
+        worst = torch.tensor(share.minimum(self.floor))
+        all_reduce(worst, 'max')
+        least = float(worst)
         if self.target < least:
             floor = f', each gate open at its floor of {self.floor:g},' if self.floor else ''
             raise SetupError(
@@ -252,7 +259,7 @@ class BudgetHook(GateLossHook):
             )
 
     def _keep_inputs(self, runner: Runner, backbone: nn.Module, args: tuple) -> None:
-        due = self.every_n_train_iters(runner, self.check_interval)
+        due = self.every_n_train_iters(runner, self._interval)
         self._inputs = args if due and backbone.training else None
 
     @torch.no_grad()

@@ -11,6 +11,7 @@ from typing import Any, Optional
 import torch
 import torch.nn as nn
 from mmengine.dist import all_reduce_dict
+from mmengine.model import BaseTTAModel
 from mmengine.runner import Runner
 
 from ..engine import unwrap
@@ -34,7 +35,8 @@ class ThresholdDial:
     logits, and what was measured once is not measured again.
 
     Args:
-        model (nn.Module): A task model with gates, in evaluation mode.
+        model (nn.Module): A task model with gates, in evaluation mode; it may be
+            wrapped for distributed or test-time augmented execution.
         batches (Iterable): Batches of the calibration set, as a dataloader
             gives them; they are kept in memory.
         backbone (str): Name of the part that is the backbone.
@@ -46,11 +48,13 @@ class ThresholdDial:
     """
 
     def __init__(self, model: nn.Module, batches: Iterable, backbone: str = 'backbone') -> None:
-        self.model = model
+        model = unwrap(model)
+        # Budgets are about one pass, also where several are merged.
+        self.model = unwrap(model.module) if isinstance(model, BaseTTAModel) else model
         self.batches = list(batches)
         if not self.batches:
             raise ValueError('the calibration set is empty')
-        self._counter = PredictionCounter(model, backbone)
+        self._counter = PredictionCounter(self.model, backbone)
         self._known: dict[float, float] = {}
 
     def share(self, threshold: float) -> float:
@@ -77,26 +81,34 @@ class ThresholdDial:
             BudgetError: If the budget is not within what thresholds can do.
         """
         low, high = -_FAR, _FAR
-        most, least = self.share(_sigmoid(low)), self.share(_sigmoid(high))
-        if not least <= budget <= most:
-            raise BudgetError(
-                f'budget={budget:g} is out of reach: over all thresholds this network executes '
-                f"{least:.3f} to {most:.3f} of the backbone's MACs on the calibration set"
-            )
-        tried = {low: most, high: least}
+        tried: dict[float, float] = {}
         middle = 0.0  # the threshold it was trained for
         for _ in range(_HALVINGS):
             tried[middle] = found = self.share(_sigmoid(middle))
             if abs(found - budget) <= tolerance:
                 break
+            if len(tried) == 1:
+                self._check_reach(budget, found)
             low, high = (middle, high) if found > budget else (low, middle)
             middle = (low + high) / 2
         return _sigmoid(min(tried, key=lambda x: abs(tried[x] - budget)))
 
+    def _check_reach(self, budget: float, found: float) -> None:
+        """Look at the end of the dial that lies on the budget's side of what was found."""
+        opened, closed = _sigmoid(-_FAR), _sigmoid(_FAR)
+        if found > budget and self.share(closed) <= budget:
+            return
+        if found < budget and self.share(opened) >= budget:
+            return
+        raise BudgetError(
+            f'budget={budget:g} is out of reach: over all thresholds this network executes '
+            f"{self.share(closed):.3f} to {self.share(opened):.3f} of the backbone's MACs on the "
+            'calibration set'
+        )
+
     @torch.no_grad()
     def _measure(self, threshold: float) -> float:
-        model = unwrap(self.model)
-        set_threshold(model, threshold)
+        set_threshold(self.model, threshold)
         totals = dict(executed=torch.zeros((), dtype=torch.float64))
         totals['dense'] = totals['executed'].clone()
         self._counter.attach()

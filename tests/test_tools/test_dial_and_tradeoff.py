@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+from mmengine.config import Config
 
 PROJECT = Path(__file__).parents[2]
 CONFIG = 'configs/demo/resnet18_digits_gated.py'
@@ -23,9 +24,10 @@ def test_thresholds_and_budgets(trained, run_tool, short_options, tmp_path):
     code, out, err = run_tool('test', *args, '--threshold', 0.5, 0.88, 0.95, *options)
     assert code == 0, err
     points = json.loads((tmp_path / 'dial.json').read_text())['points']
-    assert [p['setting'] for p in points] == [0.5, 0.88, 0.95]
-    assert points[0]['share'] > points[1]['share'] > points[2]['share']
-    assert '| threshold | 0.88 |' in out
+    assert [p['threshold'] for p in points] == [0.5, 0.88, 0.95]
+    saved = [p['metrics']['macs/pruning_ratio'] for p in points]
+    assert saved[0] < saved[1] < saved[2]
+    assert '| threshold=0.88 | 1 |' in out
     assert (tmp_path / 'dial.png').is_file()
 
     figures = tmp_path / 'one.json'
@@ -40,11 +42,11 @@ def test_thresholds_and_budgets(trained, run_tool, short_options, tmp_path):
     assert code == 2
     assert 'budget=0.01 is out of reach' in err
 
-    collect = [f'{name}={figures}' for name in ('one', 'two')]
+    collect = [f'one={figures}', f'dial={tmp_path / "dial.json"}']
     folder = tmp_path / 'curve'
     code, out, err = run_tool('tradeoff', '--collect', *collect, '--work-dir', folder)
     assert code == 0, err
-    assert '| one |' in out and '| two |' in out
+    assert out.count('| one, ') == 1 and out.count('| dial, ') == 3
     assert (folder / 'tradeoff.png').is_file()
 
 
@@ -90,18 +92,24 @@ def test_mistakes_of_the_curve_are_one_message(args, message, run_tool, tmp_path
     assert message in err
 
 
-def test_a_curve_is_trained_once(run_tool, short_options, tmp_path):
-    options = short_options(CONFIG)
-    args = [CONFIG, '--targets', 0.9, '--work-dir', tmp_path, *options]
+def test_the_curve_of_a_config(run_tool, tmp_path):
+    args = [CONFIG, '--targets', 0.9, '--seeds', 0, 1, '--work-dir', tmp_path, '--dry-run']
     code, out, err = run_tool('tradeoff', *args)
     assert code == 0, err
-    assert '| without FGC | 0.9 |' in out
-    figures = tmp_path / 'gated_target0.9_seed0/figures.json'
-    written = figures.stat().st_mtime_ns
-    code, again, err = run_tool('tradeoff', *args)
+    assert out.count('train.py') == out.count('test.py') == 2
+    assert '# target=0.9, seed 1' in out
+    # What is there is not trained again.
+    for run in ('target=0.3/seed0', 'target=0.9/seed0'):
+        (tmp_path / run).mkdir(parents=True)
+        metrics = {'accuracy/top1': 97.0, 'macs/pruning_ratio': 70.0}
+        (tmp_path / run / 'figures.json').write_text(json.dumps(dict(metrics=metrics)))
+    args = [CONFIG, '--targets', 0.3, 0.9, '--work-dir', tmp_path]
+    code, out, err = run_tool('tradeoff', *args)
     assert code == 0, err
-    assert figures.stat().st_mtime_ns == written
-    assert '| without FGC | 0.9 |' in again
+    assert '| target=0.9 | 1 | 97 | 70 |' in out
+    assert (tmp_path / 'tradeoff.png').is_file()
+    cfg = Config.fromfile(tmp_path / 'target=0.3/config.py')
+    assert cfg.custom_hooks[0] == dict(type='BudgetHook', target=0.3)
 
 
 def test_a_budget_that_cannot_be_is_one_message(run_tool, short_options, tmp_path):
