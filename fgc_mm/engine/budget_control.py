@@ -15,8 +15,7 @@ class BudgetState:
 
     Attributes:
         start (float, optional): Share at the start of the training.
-        push (float): Standing shift of the logits in each step, which meets a
-            steady drift.
+        push (float): Part of the shift that meets a steady drift.
         weight (float): Weight of the expected share in the loss.
         cap_weight (float): Weight of what images execute above the cap.
         expected, hard (float): Smoothed shares.
@@ -48,16 +47,16 @@ class BudgetController:
     The fast one shifts the logits of all gates by a small amount in each step.
     How far they are from the goal is read off the batch by trying shifts on it,
     so the loop depends on neither optimizer nor learning rate, and keeps
-    its force when the rate has decayed. It is proportional and integral, damped
-    critically: the integral ``push`` meets the drift that the optimizer and the
-    moving goal make, so there is no standing error. It is bounded, and waits
-    while the shift is at its bound (anti-windup). After the target is reached, the
-    gain falls to a quarter, so that the noise of single batches averages out.
+    its force when the rate has decayed. Once the goal stands, a slow integral
+    (``push``) takes over what the optimizer goes on to drift; it is damped more
+    than critically, bounded, and waits while the shift is at its own bound
+    (anti-windup). Until the end the gain falls, to a fifth if there is time, so
+    that the noise of single batches averages out.
 
     The slow one is the weight of the expected share in the loss, which chooses
-    *what* is closed. It follows the push: every logit pushed down raises it,
-    every logit pushed up lowers it, between 0 and ``max_weight``. In the end the
-    loss holds the balance and the push vanishes.
+    *what* is closed. Every logit shifted down raises it, every logit shifted up
+    lowers it, between 0 and ``max_weight``. In the end the loss holds the balance
+    and the shifts vanish.
 
     On the way to the target the goal is met by the expected share and at the
     target by the hard one, which evaluation counts: hard decisions of gates
@@ -76,6 +75,7 @@ class BudgetController:
         max_weight (float): Bound of the loss's weight. Defaults to 4.0.
         doubt (float): Mean of 4 pi (1 - pi) above which decisions are made
             surer. Defaults to 0.4.
+        max_shift (float): Bound of a step of the logits. Defaults to 0.1.
     """
 
     target: float
@@ -85,13 +85,15 @@ class BudgetController:
     floor: float = 0.0
     max_weight: float = 4.0
     doubt: float = 0.4
+    max_shift: float = 0.1
     state: BudgetState = field(default_factory=BudgetState)
 
     def __post_init__(self) -> None:
         pace = 1 / max(1.0, (self.reach - self.begin) * self.steps)
         # A long training can wait for the noise of its batches to average out.
-        self.fastest = min(0.2, max(0.02, 20 * pace))
-        self.max_shift = self.fastest / 2
+        self.fastest = min(0.2, max(0.05, 20 * pace))
+        settling = max(1.0, (1 - self.reach) * self.steps)
+        self.slowest = min(self.fastest, max(self.fastest / 5, 4 / settling))
 
     def progress(self, step: int) -> float:
         """How much of the way to the target lies behind, 0 to 1."""
@@ -106,7 +108,8 @@ class BudgetController:
 
     def gain(self, step: int) -> float:
         """Part of the distance to the goal that one step goes."""
-        return self.fastest * (1 - 0.75 * _ramp(step / self.steps, self.reach, 1.0))
+        done = _ramp(step / self.steps, self.reach, 1.0)
+        return self.fastest ** (1 - done) * self.slowest**done
 
     def update(self, reading: Reading, step: int) -> list[float]:
         """Take a reading in.
@@ -133,11 +136,12 @@ class BudgetController:
         state.openness = [old + rate * (new - old) for old, new in pairs]
 
         shift = state.push + gain * reading.shift
-        if abs(shift) < self.max_shift or shift * reading.shift < 0:
-            # With a quarter of the gain squared the loop is damped critically.
-            state.push += gain**2 / 4 * reading.shift
+        settled = step >= self.reach * self.steps
+        if settled and (abs(shift) < self.max_shift or shift * reading.shift < 0):
+            # A quarter of the gain squared would damp critically; this is below.
+            state.push += gain**2 / 16 * reading.shift
         state.push = self._bounded(state.push)
-        state.weight = self._weight(state.weight, -state.push)
+        state.weight = self._weight(state.weight, -self._bounded(shift))
         # A share above the cap counts like a push down, none like a slow one up.
         over = self.max_shift * (1.0 if reading.over_cap > 0.001 else -0.1)
         state.cap_weight = self._weight(state.cap_weight, over)

@@ -6,8 +6,7 @@ import torch
 from mmengine.registry import HOOKS
 
 from fgc_mm.complexity import count_macs
-from fgc_mm.engine import BudgetController, BudgetHook, SetupError
-from fgc_mm.engine.budget_reading import Reading
+from fgc_mm.engine import BudgetHook, SetupError
 from fgc_mm.gates import find_gates
 
 OPTIMIZERS = {
@@ -169,6 +168,7 @@ def test_mistakes_show_before_the_first_step(make_runner, toy):
             assert torch.equal(before, after)
 
     refused('an L0Hook as well', half, dict(type='L0Hook'))
+    refused('two of them', half, dict(type='BudgetHook', save=0.2))
     refused(r'BudgetHook: the model ToyTask .* has no gates', half,
             model=toy.task(dict(toy.backbone, gate=None)))  # fmt: skip
     refused('cost of FBSGate backbone.layer1.0.gate1 is not learned', half,
@@ -179,28 +179,3 @@ def test_mistakes_show_before_the_first_step(make_runner, toy):
             dict(half, target=0.01), model=model)  # fmt: skip
     refused(r'target=0.3 cannot be reached: .* floor of 0.9, cost 0\.9',
             dict(half, target=0.3, floor=0.9))  # fmt: skip
-
-
-def reading(shift=0.0, hard=0.5):
-    return Reading(hard, hard, shift, doubt=0.2, over_cap=0.0, openness=[hard], room=[4.0])
-
-
-def test_the_weight_does_not_wind_up():
-    """However long the gates refuse to move, the way back takes one ramp."""
-    controller = BudgetController(target=0.5, steps=1000)
-    for step in range(5000):
-        (shift,) = controller.update(reading(shift=-2.0, hard=1.0), min(step, 999))
-        assert -controller.max_shift <= shift < 0
-    assert controller.state.weight == controller.max_weight
-    for _ in range(int(1.2 / controller.pace)):
-        controller.update(reading(shift=2.0), 999)
-    assert controller.state.weight == 0
-
-
-def test_noise_of_the_batches_is_smoothed():
-    controller = BudgetController(target=0.5, steps=10000)
-    generator = torch.Generator().manual_seed(0)
-    noise = torch.randn(2000, generator=generator)
-    moved = [controller.update(reading(shift=float(x)), 9999)[0] for x in noise]
-    assert abs(sum(moved)) < 0.5
-    assert controller.state.weight < 0.2 * controller.max_weight

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from mmengine.config import Config
 
 PROJECT = Path(__file__).parents[2]
@@ -110,6 +111,16 @@ def test_the_curve_of_a_config(run_tool, tmp_path):
     assert (tmp_path / 'tradeoff.png').is_file()
     cfg = Config.fromfile(tmp_path / 'target=0.3/config.py')
     assert cfg.custom_hooks[0] == dict(type='BudgetHook', target=0.3)
+
+
+@pytest.mark.parametrize('name', ['faster_rcnn_r18', 'pspnet_r18', 'resnet18'])
+def test_the_budget_demos_train(name, run_tool, short_options, tmp_path):
+    config = f'configs/demo/{name}_digits_budget.py'
+    options = short_options(config, 'load_from=None')
+    code, _, err = run_tool('train', config, '--work-dir', tmp_path, *options)
+    assert code == 0, err
+    state = torch.load(tmp_path / 'epoch_1.pth', weights_only=False)['budget']
+    assert state['seen'] == 2 and state['start'] > 0.6
 
 
 def test_a_budget_that_cannot_be_is_one_message(run_tool, short_options, tmp_path):
