@@ -17,9 +17,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -29,7 +28,7 @@ from mmengine.config import Config
 from mmengine.runner import Runner
 
 import fgc_mm  # noqa: F401  registers gates, backbones and hooks
-from fgc_mm.analysis import GateCollectorHook, openness
+from fgc_mm.analysis import GateCollectorHook, Run, openness, set_fields
 from fgc_mm.coupling import neighbour_overlap
 from fgc_mm.engine import launch, unwrap
 from fgc_mm.gates import select_blocks, set_threshold
@@ -61,26 +60,27 @@ class Point:
     """One way to train: a config, and what the command line changes in its FGCHook."""
 
     def __init__(self, config: str, folder: Path, **changes) -> None:
-        self.config, self.folder = config, folder
-        self.changes = {name: value for name, value in changes.items() if value is not None}
-        self.name = Path(config).stem + ''.join(f'_{n}{v}' for n, v in self.changes.items())
+        self.base, self.folder = PROJECT / config, folder
+        changes = {name: value for name, value in changes.items() if value is not None}
+        self.name = self.base.stem + ''.join(f'_{n}{v}' for n, v in changes.items())
+        hooks = Config.fromfile(self.base).to_dict()['custom_hooks']
+        self.hooks = set_fields(hooks, {f'FGCHook.{n}': v for n, v in changes.items()})
 
     def train(self, seed: int) -> tuple[Config, Path]:
         """Train unless that is done; the config of the run and its checkpoint."""
-        work_dir = self.folder / f'{self.name}_seed{seed}'
-        cfg = Config.fromfile(PROJECT / self.config)
-        cfg.merge_from_dict({'randomness.seed': seed})
-        for hook in cfg.custom_hooks:
-            if hook['type'] == 'FGCHook':
-                hook.update(self.changes)
-        cfg.work_dir = str(work_dir)
-        last = work_dir / f'epoch_{cfg.train_cfg.max_epochs}.pth'
-        if not last.exists():
-            work_dir.mkdir(parents=True, exist_ok=True)
-            path = work_dir / 'config.py'
-            cfg.dump(path)
-            command = [sys.executable, 'tools/train.py', path, '--resume', '--work-dir', work_dir]
-            subprocess.run(command, cwd=PROJECT, check=True)
+        run = Run(
+            base=self.base,
+            folder=self.folder / f'{self.name}_seed{seed}',
+            config=self.folder / f'{self.name}.py',
+            tools=PROJECT / 'tools',
+            seed=seed,
+            hooks=self.hooks,
+        )
+        cfg = Config.fromfile(self.base)
+        cfg.custom_hooks = list(self.hooks)
+        last = run.folder / f'epoch_{cfg.train_cfg.max_epochs}.pth'
+        if not last.exists() and not run.train():
+            raise SystemExit(f'{self.name}, seed {seed}: the training failed')
         return cfg, last
 
 
@@ -198,6 +198,7 @@ def show(fgc: Point, results: list[dict], k: int) -> None:
 
 def main() -> None:
     args = parse_args()
+    os.chdir(PROJECT)  # where configs look for their data
     folder = PROJECT / args.work_dir / args.protocol
     gated_config, fgc_config = PROTOCOLS[args.protocol]
     gated = Point(gated_config, folder)

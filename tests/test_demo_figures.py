@@ -27,9 +27,11 @@ def trained(tmp_path_factory):
             folder = tmp_path_factory.mktemp(name)
             config = f'configs/demo/{name}.py'
             run = [sys.executable, 'tools/train.py', config, '--work-dir', folder]
-            if name == 'pspnet_r18_digits_gated':  # it starts from its dense twin
-                metrics('pspnet_r18_digits')
-                run += ['--cfg-options', f'load_from={checkpoints["pspnet_r18_digits"]}']
+            if name.endswith('_budget') or name == 'pspnet_r18_digits_gated':
+                # It starts from its dense twin.
+                dense = name.rpartition('_')[0]
+                metrics(dense)
+                run += ['--cfg-options', f'load_from={checkpoints[dense]}']
             subprocess.run(run, cwd=PROJECT, check=True)
             checkpoint = (folder / 'last_checkpoint').read_text().strip()
             run = [sys.executable, 'tools/test.py', config, checkpoint, '--work-dir', folder]
@@ -58,3 +60,9 @@ def test_the_gated_demo_keeps_up_and_saves(name, trained):
     # else it would be static pruning
     assert gated['gates/dynamic'] >= 0.2
     assert gated['macs/pruning_ratio'] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', DEMOS)
+def test_the_budget_demo_ends_at_its_budget(name, trained):
+    assert trained(f'{name}_budget')['macs/pruning_ratio'] == pytest.approx(50, abs=2)

@@ -7,6 +7,7 @@ from pathlib import Path
 from mmengine.evaluator import DumpResults
 
 import fgc_mm  # noqa: F401  registers gates, backbones and hooks
+from fgc_mm.analysis import dial_options
 from fgc_mm.engine import launch
 from fgc_mm.engine.checkpoint_fit import CheckpointFitHook, CheckpointMismatchError
 from fgc_mm.evaluation import report
@@ -28,6 +29,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         '--sparse', action='store_true', help='compute open channels only, with the same results'
     )
+    dial_options.add_arguments(parser)
     launch.add_common_arguments(parser)
     return parser.parse_args()
 
@@ -37,6 +39,7 @@ def main() -> None:
     suffix = Path(args.out).suffix if args.out else None
     if suffix not in (None, '.json', '.pkl', '.pickle'):
         raise launch.UsageError(f'--out {args.out}: the name must end in .json, .pkl or .pickle')
+    dial_options.check_arguments(args)
     cfg = launch.load_config(args)
     cfg.load_from = launch.existing(args.checkpoint)
     if args.show or args.show_dir:
@@ -45,7 +48,8 @@ def main() -> None:
         launch.augment_test_time(cfg)
     if args.sparse:
         add_sparse_hook(cfg)
-    launch.prepare(cfg, splits=('test',))
+    splits = ('test',) if args.budget is None else ('test', args.calibration)
+    launch.prepare(cfg, splits=splits)
     report.add_macs_hook(cfg)
     runner = launch.build_runner(cfg)
     if suffix in ('.pkl', '.pickle'):
@@ -56,6 +60,10 @@ def main() -> None:
         )
     runner.register_hook(CheckpointFitHook(args.checkpoint))
     try:
+        if dial_options.is_sweep(args):
+            dial_options.run(runner, args)
+            return
+        dial_options.set_dial(runner, args)
         metrics = report.add_derived(runner.test())
     except CheckpointMismatchError as error:
         raise launch.UsageError(str(error)) from error

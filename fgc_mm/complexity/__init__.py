@@ -4,10 +4,12 @@ from .gate_costs import GateCosts
 from .image_macs import ImageMACs
 from .macs import conv_macs, linear_macs, macs_per_channel, open_share
 from .plan import GatedConv, block_sites, gated_convs
+from .share import BackboneShare
 from .tracer import MACsTracer, count_macs
 
 __all__ = [
     'Attachments',
+    'BackboneShare',
     'Callback',
     'GateCosts',
     'GatedConv',

@@ -1,8 +1,10 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
 from .batch_shaping_hook import BatchShapingHook, batch_shaping
 from .beta import beta_cdf, beta_pdf
+from .budget_control import BudgetController, BudgetState
+from .budget_hook import BudgetHook
 from .fgc_hook import FGCHook
-from .gate_loss_hook import GateLossHook, records_of
+from .gate_loss_hook import GateLossHook, SetupError, records_of
 from .l0_hook import L0Hook, l0
 from .random_state_hook import RandomStateHook
 from .schedules import Schedule, build_schedule, epochs_seen
@@ -10,11 +12,15 @@ from .task_model import forward_argument, unwrap
 
 __all__ = [
     'BatchShapingHook',
+    'BudgetController',
+    'BudgetHook',
+    'BudgetState',
     'FGCHook',
     'GateLossHook',
     'L0Hook',
     'RandomStateHook',
     'Schedule',
+    'SetupError',
     'batch_shaping',
     'beta_cdf',
     'beta_pdf',

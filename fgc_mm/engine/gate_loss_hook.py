@@ -17,6 +17,11 @@ from ..gates import Gate, GateRecord, find_gates
 from .task_model import forward_argument, unwrap
 
 
+class SetupError(ValueError):
+    """The config asks for what its model or data cannot do; found before the first
+    step of the training. The tools show it as one message."""
+
+
 class GateLossHook(Hook):
     """Adds one named loss on the gates to the losses of any task model.
 
@@ -75,7 +80,7 @@ class GateLossHook(Hook):
         self._gates = find_gates(model)
         if not self._gates:
             backbone = type(getattr(model, 'backbone', model)).__name__
-            raise ValueError(
+            raise SetupError(
                 f'{type(self).__name__}: the model {type(model).__name__} (backbone {backbone}) '
                 "has no gates; give it a gated backbone, such as backbone=dict(type='GatedResNet'"
                 f', ...), or take {type(self).__name__} out of custom_hooks'

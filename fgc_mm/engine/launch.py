@@ -29,6 +29,7 @@ from fgc_mm.datasets import (
     name_broken_pictures,
 )
 
+from .gate_loss_hook import SetupError
 from .start_weights import check_start_weights
 
 
@@ -55,6 +56,22 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--local_rank', '--local-rank', type=int, default=0)
 
 
+def read_config(path: str) -> Config:
+    """Read a config file.
+
+    Raises:
+        UsageError: If the file does not exist or cannot be read as a config.
+    """
+    if not Path(path).is_file():
+        raise UsageError(f'config {path} does not exist{_suggestion(Path(path))}')
+    try:
+        return Config.fromfile(path)
+    except ModuleNotFoundError as error:
+        raise UsageError(f'config {path} needs a package that is missing: {error}') from error
+    except (SyntaxError, KeyError, ValueError, AttributeError, OSError) as error:
+        raise UsageError(f'config {path} cannot be read: {error!r}') from error
+
+
 def load_config(args: argparse.Namespace) -> Config:
     """Read the config and merge the common arguments into it.
 
@@ -62,17 +79,7 @@ def load_config(args: argparse.Namespace) -> Config:
         UsageError: If the file does not exist or cannot be read as a config.
     """
     os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
-    path = Path(args.config)
-    if not path.is_file():
-        raise UsageError(f'config {args.config} does not exist{_suggestion(path)}')
-    try:
-        cfg = Config.fromfile(args.config)
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            f'config {args.config} needs a package that is missing: {error}'
-        ) from error
-    except (SyntaxError, KeyError, ValueError, AttributeError, OSError) as error:
-        raise UsageError(f'config {args.config} cannot be read: {error!r}') from error
+    cfg = read_config(args.config)
     if args.cfg_options is not None:
         cfg.merge_from_dict(args.cfg_options)
     if 'model' not in cfg:
@@ -81,7 +88,7 @@ def load_config(args: argparse.Namespace) -> Config:
     if args.work_dir is not None:
         cfg.work_dir = args.work_dir
     elif cfg.get('work_dir') is None:
-        cfg.work_dir = os.path.join('work_dirs', path.stem)
+        cfg.work_dir = os.path.join('work_dirs', Path(args.config).stem)
     return cfg
 
 
@@ -292,7 +299,7 @@ def run(main: Callable[[], Any]) -> None:
     code = 0
     try:
         main()
-    except UsageError as error:
+    except (UsageError, SetupError) as error:
         code = 2
         if int(os.environ.get('RANK', 0)) == 0:
             print(f'error: {error}', file=sys.stderr)

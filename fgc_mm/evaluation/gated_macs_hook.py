@@ -131,7 +131,7 @@ class PredictionCounter:
         merge = tta.merge_preds
 
         def merge_preds(data_samples_list: Any) -> Any:
-            sums = [reduce(add, map(_read, views)) for views in data_samples_list]
+            sums = [reduce(add, map(read_macs, views)) for views in data_samples_list]
             merged = merge(data_samples_list)
             for sample, macs in zip(merged, sums, strict=True):
                 _write(sample, macs)
@@ -152,5 +152,6 @@ def _write(sample: Any, macs: ImageMACs) -> None:
         )
 
 
-def _read(sample: Any) -> ImageMACs:
+def read_macs(sample: Any) -> ImageMACs:
+    """What :class:`PredictionCounter` wrote into a data sample."""
     return sample[FIELD] if isinstance(sample, dict) else sample.get(FIELD)

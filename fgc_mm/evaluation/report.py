@@ -62,15 +62,17 @@ def print_summary(runner: Runner, metrics: dict[str, Any]) -> None:
 
 
 def write_json(path: str, runner: Runner, config: str, checkpoint: str, metrics: dict) -> None:
-    """Write the figures as JSON; an older file stays until the new one is whole."""
+    """Write the figures of a test as JSON."""
+    dump(
+        path,
+        dict(config=config, checkpoint=checkpoint, metrics=metrics, layers=layer_table(runner)),
+    )
+
+
+def dump(path: str | Path, content: dict[str, Any]) -> None:
+    """Write figures as JSON; an older file stays until the new one is whole."""
     if not is_main_process():
         return
-    content = dict(
-        config=config,
-        checkpoint=checkpoint,
-        metrics={name: _plain(value) for name, value in metrics.items()},
-        layers=layer_table(runner),
-    )
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     fresh = target.with_name(target.name + '.part')

@@ -71,6 +71,31 @@ class Gate(BaseModule):
     def reset_parameters(self) -> None:
         """Set the gate's own initial values, in ``__init__`` and ``init_weights``."""
 
+    def shift(self, amount: float) -> None:
+        """Make every channel likelier to be open, or less likely.
+
+        What a controller of the cost turns; only gates whose openness is learned
+        have it.
+
+        Args:
+            amount (float): Added to all logits.
+        """
+        raise NotImplementedError(f'the openness of a {type(self).__name__} cannot be shifted')
+
+    def sharpen(self, factor: float) -> None:
+        """Make every decision surer without changing any of them.
+
+        Args:
+            factor (float): What all logits are multiplied by, seen from that of
+                the threshold.
+        """
+        raise NotImplementedError(f'the openness of a {type(self).__name__} cannot be sharpened')
+
+    @classmethod
+    def shiftable(cls) -> bool:
+        """Whether this kind of gate implements :meth:`shift` and :meth:`sharpen`."""
+        return cls.shift is not Gate.shift
+
     def init_weights(self) -> None:
         """Called by the backbone's ``init_weights``, whose rules for linear and
         norm layers must not wipe the gate's own."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Optional
 
 import torch
@@ -20,6 +21,9 @@ from .record import GateRecord
 OPEN_LOGIT = 30.0
 """A logit whose probability is 1 in float32: open with any noise, at any
 threshold, and without a gradient that could move it."""
+
+# Logit at which a channel is open, or closed, in all but one of 3,000 samples.
+_FAR = 8.0
 
 
 class _HardSample(torch.autograd.Function):
@@ -116,6 +120,23 @@ class BinConcreteGate(Gate):
         with torch.no_grad():
             self.fc2.weight.mul_(0.1)
             self.fc2.bias.fill_(self.bias_init)
+
+    @torch.no_grad()
+    def shift(self, amount: float) -> None:
+        """Add to the bias of ``fc2``.
+
+        A channel that lies far on that side already stays: it would be lost for
+        good, and gains nothing.
+        """
+        bias = self.fc2.bias
+        bias.add_(amount * ((bias * amount <= 0) | (bias.abs() < _FAR)))
+
+    @torch.no_grad()
+    def sharpen(self, factor: float) -> None:
+        """Scale ``fc2``."""
+        cut = math.log(self.threshold / (1 - self.threshold))
+        self.fc2.weight.mul_(factor)
+        self.fc2.bias.sub_(cut).mul_(factor).add_(cut)
 
     def decide(self, pooled: Tensor) -> tuple[Tensor, GateRecord]:
         logits = self.fc2(F.relu(self._normalise(self.fc1(pooled))))

@@ -9,8 +9,9 @@ import pytest
 from mmengine.config import Config
 
 import fgc_mm  # noqa: F401
-from fgc_mm.analysis.sweep import ABLATIONS, Point, Sweep, grid, set_fields
-from fgc_mm.analysis.sweep_results import collect, sweep_figure, write_table
+from fgc_mm.analysis import set_fields
+from fgc_mm.analysis.results import collect, sweep_figure, task_metric, tradeoff_figure, write_table
+from fgc_mm.analysis.sweep import ABLATIONS, Point, curves, grid, make_runs
 
 HOOKS = [
     dict(type='L0Hook', rho=dict(start=0, end=200, value=0.4)),
@@ -54,6 +55,29 @@ def test_wrong_fields_are_named(fields, message):
         set_fields([*HOOKS, HOOKS[1]], {'FGCHook.k': 1})
 
 
+def test_one_hook_decides_the_cost():
+    budget = set_fields(HOOKS, {'BudgetHook.target': 0.4})
+    assert budget == [dict(type='BudgetHook', target=0.4), *HOOKS[1:]]
+    assert set_fields(budget, {'L0Hook.rho': 0.8})[0] == dict(type='L0Hook', rho=0.8)
+    saving = [dict(type='BudgetHook', save=0.3)]
+    assert set_fields(saving, {'BudgetHook.target': 0.4}) == [dict(type='BudgetHook', target=0.4)]
+    with pytest.raises(ValueError, match='must have one BudgetHook, it has 0'):
+        set_fields(HOOKS[1:], {'BudgetHook.target': 0.4})
+
+
+def test_curves_with_and_without_coupling():
+    points = curves('BudgetHook.target', [0.3, 0.5])
+    assert [(point.label, point.series) for point in points] == [
+        ('target=0.3', 'with FGC'),
+        ('target=0.5', 'with FGC'),
+        ('target=0.3, without FGC', 'without FGC'),
+        ('target=0.5, without FGC', 'without FGC'),
+    ]
+    assert points[2].fields == {'BudgetHook.target': 0.3, 'FGCHook.eta': 0}
+    # A config without coupling has one curve.
+    assert curves('L0Hook.rho', [1.0], ways=()) == [Point('rho=1.0', {'L0Hook.rho': 1.0})]
+
+
 def test_values_of_the_command_line():
     points = grid([['k', '5', '20'], ['FGCHook.layers', 'all', '[-2, -1]']], HOOKS)
     assert [point.fields for point in points] == [
@@ -82,33 +106,32 @@ def test_the_papers_ablations_fit_the_hooks():
 
 def test_a_run_has_a_config_that_inherits_the_base(base, tmp_path):
     points = [Point('k=5', {'FGCHook.k': 5}), Point('a, b/c', {'L0Hook.rho': 0.1})]
-    sweep = Sweep(base, points, [0, 1], tmp_path / 'work', ['x=1'])
-    assert [str(run.folder.relative_to(tmp_path / 'work')) for run in sweep.runs] == [
+    runs = make_runs(base, points, [0, 1], tmp_path / 'work', ['x=1'])
+    assert [str(run.folder.relative_to(tmp_path / 'work')) for run in runs] == [
         'k=5/seed0',
         'k=5/seed1',
         'a_b_c/seed0',
         'a_b_c/seed1',
     ]
-    run = sweep.runs[0]
-    sweep.prepare(run)
+    run = runs[0]
+    run.prepare()
     cfg = Config.fromfile(run.config)
     assert cfg.other == 1
     assert cfg.custom_hooks == [HOOKS[0], dict(HOOKS[1], k=5), HOOKS[2]]
-    sweep.prepare(run)  # the same again is fine
-    other = Sweep(base, points, [0], tmp_path / 'work', ['x=2'])
+    run.prepare()  # the same again is fine
+    other = make_runs(base, points, [0], tmp_path / 'work', ['x=2'])
     with pytest.raises(ValueError, match='holds a run with other settings'):
-        other.prepare(other.runs[0])
+        other[0].prepare()
 
 
 def test_resuming_needs_a_checkpoint(base, tmp_path):
-    sweep = Sweep(base, [Point('k=5', {'FGCHook.k': 5})], [3], tmp_path / 'work', ['a=1'])
-    (run,) = sweep.runs
-    assert '--resume' not in sweep.train_command(run)
+    (run,) = make_runs(base, [Point('k=5', {'FGCHook.k': 5})], [3], tmp_path / 'work', ['a=1'])
+    assert '--resume' not in run.train_command()
     run.folder.mkdir(parents=True)
     (run.folder / 'last_checkpoint').write_text('elsewhere/epoch_2.pth')
-    assert '--resume' not in sweep.train_command(run)  # it was removed
+    assert '--resume' not in run.train_command()  # it was removed
     (run.folder / 'epoch_2.pth').touch()
-    train, test = sweep.train_command(run), sweep.test_command(run)
+    train, test = run.train_command(), run.test_command()
     assert '--resume' in train
     assert train[-3:] == test[-3:] == ['--cfg-options', 'randomness.seed=3', 'a=1']
     assert test[3] == str(run.folder / 'epoch_2.pth')
@@ -118,8 +141,8 @@ def test_resuming_needs_a_checkpoint(base, tmp_path):
 def done(base, tmp_path):
     """A sweep over rho whose last run is not done."""
     points = [p for p in ABLATIONS['rho'] if p.fields['L0Hook.rho'] in (0.1, 0.4)]
-    sweep = Sweep(base, points, [0, 1], tmp_path / 'work')
-    for number, run in enumerate(sweep.runs[:-1]):
+    runs = make_runs(base, points, [0, 1], tmp_path / 'work')
+    for number, run in enumerate(runs[:-1]):
         run.folder.mkdir(parents=True)
         metrics = {
             'accuracy/top1': 0,
@@ -127,11 +150,11 @@ def done(base, tmp_path):
             'macs/pruning_ratio': 50 + number,
         }
         run.figures.write_text(json.dumps(dict(metrics=metrics)))
-    return sweep
+    return runs
 
 
 def test_table(done, tmp_path):
-    metric, rows = collect(done.runs)
+    metric, rows = collect(done)
     assert metric == 'error/top1'
     assert [row.metric for row in rows] == [[8, 9], [10, 11], [12, 13], [14]]
     text = write_table(rows, metric, tmp_path)
@@ -145,16 +168,17 @@ def test_table(done, tmp_path):
 
 
 def test_another_metric_and_none(done, base, tmp_path):
-    assert collect(done.runs, 'accuracy/top1')[1][0].metric == [0, 0]
+    assert collect(done, 'accuracy/top1')[1][0].metric == [0, 0]
     with pytest.raises(ValueError, match="'mIoU' is not among accuracy/top1, error/top1"):
-        collect(done.runs, 'mIoU')
-    empty = Sweep(base, [Point('k=5', {'FGCHook.k': 5})], [0], tmp_path / 'empty')
-    with pytest.raises(ValueError, match=re.escape('no run of the sweep has its figures.json')):
-        collect(empty.runs)
+        collect(done, 'mIoU')
+    empty = make_runs(base, [Point('k=5', {'FGCHook.k': 5})], [0], tmp_path / 'empty')
+    with pytest.raises(ValueError, match=re.escape('no run has its figures.json yet')):
+        collect(empty)
+    assert task_metric([{'macs/pruning_ratio': 1.0, 'panoptic/PQ': 2.0}]) == 'panoptic/PQ'
 
 
 def test_figure(done, tmp_path):
-    metric, rows = collect(done.runs)
+    metric, rows = collect(done)
     figure = sweep_figure(rows, metric)
     upper, lower = figure.axes
     # The two series share the places of their settings.
@@ -169,3 +193,15 @@ def test_figure(done, tmp_path):
     assert saved == [[50.5, 52.5], [54.5, 56]]
     figure.savefig(tmp_path / 'sweep.png')
     assert (tmp_path / 'sweep.png').stat().st_size > 5000
+
+
+def test_figure_of_a_tradeoff(done, tmp_path):
+    metric, rows = collect(done)
+    (axes,) = tradeoff_figure(rows, metric).axes
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == [
+        'with FGC',
+        'without FGC',
+    ]
+    lines = [line.get_xydata().tolist() for line in axes.lines]
+    # From the cheapest network on: executed share and metric, means over the seeds.
+    assert lines == [[[47.5, 10.5], [49.5, 8.5]], [[44, 14], [45.5, 12.5]]]

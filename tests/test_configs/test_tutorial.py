@@ -42,7 +42,8 @@ def test_stock_config_gated_and_coupled(name, train_and_test, tmp_path):
     assert len(lines) <= 10
     done = train_and_test(config)
     assert done.iters == 2
-    assert {'loss_l0', 'loss_fgc'} <= set(done.losses)
+    cost = 'loss_budget' if 'BudgetHook' in TUTORIAL[name] else 'loss_l0'
+    assert {cost, 'loss_fgc'} <= set(done.losses)
     assert all(math.isfinite(value) for value in done.losses.values()), done.losses
     assert {METRICS[name], 'macs/pruning_ratio', 'gates/openness'} <= set(done.metrics)
     (hook,) = [hook for hook in done.runner.hooks if isinstance(hook, FGCHook)]

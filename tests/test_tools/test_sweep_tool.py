@@ -44,7 +44,7 @@ def test_dry_run_prints_commands_and_writes_nothing(config, run_tool, tmp_path):
     [
         (['--set', 'FGCHook.kk', '1'], "FGCHook has no field 'kk'"),
         (['--set', 'BudgetHok.target', '1'], 'must have one BudgetHok, it has 0'),
-        (['--ablation', 'k', '--report'], 'no run of the sweep has its figures.json yet'),
+        (['--ablation', 'k', '--report'], 'no run has its figures.json yet'),
     ],
 )
 def test_mistakes_are_one_message(args, message, config, run_tool, tmp_path):

@@ -1,24 +1,25 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
-"""Table and figure of a sweep, from the ``figures.json`` of its runs."""
+"""Tables and figures of runs, from their ``figures.json``."""
 
 from __future__ import annotations
 
 import csv
-import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from .sweep import Run
+from .runs import Run
 
 RATIO = 'macs/pruning_ratio'
-# The first of these that a run has is what the sweep is about.
-_METRICS = ('error/top1', 'pascal_voc/mAP', 'coco/bbox_mAP', 'mIoU', 'accuracy/top1')
+METRICS = ('error/top1', 'pascal_voc/mAP', 'coco/bbox_mAP', 'mIoU', 'accuracy/top1')
+"""The first that a run has is what a table is about, unless told."""
+ACCURACIES = ('accuracy/top1', *METRICS[1:4])
+"""Likewise, where more is to be better."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +39,40 @@ class Row:
     ratio: list[float]
 
 
-def collect(runs: Sequence[Run], metric: Optional[str] = None) -> tuple[str, list[Row]]:
+def task_metric(
+    tests: Iterable[dict[str, Any]], wanted: Optional[str] = None, order: Sequence[str] = METRICS
+) -> str:
+    """The name of the metric that tests are compared by.
+
+    Args:
+        tests (Iterable[dict]): The figures of each.
+        wanted (str, optional): The name. Defaults to None: the first of
+            ``order`` that there is.
+        order (Sequence[str]): Defaults to :data:`METRICS`.
+
+    Raises:
+        ValueError: If a test lacks it.
+    """
+    tests = list(tests)
+    # Of a task that is not listed, the first that is not about computation.
+    others = [m for m in tests[0] if not m.startswith(('macs/', 'gates/'))]
+    name = wanted or next((m for m in (*order, *others) if m in tests[0]), '')
+    for known in tests:
+        if name not in known:
+            raise ValueError(f'metric {name!r} is not among {", ".join(known)}; choose by --metric')
+    return name
+
+
+def collect(
+    runs: Sequence[Run], metric: Optional[str] = None, order: Sequence[str] = METRICS
+) -> tuple[str, list[Row]]:
     """Read the figures of the runs that are done.
 
     Args:
-        runs (Sequence[Run]): All runs of a sweep.
+        runs (Sequence[Run]): All runs.
         metric (str, optional): Name of the metric as in ``figures.json``.
             Defaults to None: the task's.
+        order (Sequence[str]): See :func:`task_metric`.
 
     Returns:
         tuple: Name of the metric, and a row for each point.
@@ -52,22 +80,13 @@ def collect(runs: Sequence[Run], metric: Optional[str] = None) -> tuple[str, lis
     Raises:
         ValueError: If no run is done or one lacks the metric.
     """
-    figures = {
-        id(run): json.loads(run.figures.read_text())['metrics']
-        for run in runs
-        if run.figures.is_file()
-    }
+    figures = {id(run): run.metrics() for run in runs if run.figures.is_file()}
     if not figures:
-        raise ValueError('no run of the sweep has its figures.json yet')
-    known = next(iter(figures.values()))
-    name = metric or next((m for m in _METRICS if m in known), None)
-    lacking = [run for run in runs if id(run) in figures and name not in figures[id(run)]]
-    if name is None or lacking:
-        raise ValueError(f'metric {name!r} is not among {", ".join(known)}; choose by --metric')
+        raise ValueError('no run has its figures.json yet')
+    name = task_metric(figures.values(), metric, order)
     rows: dict[str, Row] = {}
     for run in runs:
-        point = run.point
-        row = rows.setdefault(point.label, Row(point.label, point.series, [], []))
+        row = rows.setdefault(run.label, Row(run.label, run.series, [], []))
         if id(run) in figures:
             row.metric.append(figures[id(run)][name])
             row.ratio.append(figures[id(run)][RATIO])
@@ -79,21 +98,22 @@ def spread(values: Sequence[float]) -> Optional[float]:
     return statistics.stdev(values) if len(values) > 1 else None
 
 
-def write_table(rows: Sequence[Row], metric: str, folder: Path) -> str:
+def write_table(rows: Sequence[Row], metric: str, folder: Path, name: str = 'table') -> str:
     """Write ``table.csv`` and ``table.md``.
 
     Args:
         rows (Sequence[Row]): The rows.
         metric (str): Name of the metric.
         folder (Path): Where to.
+        name (str): Name of the files. Defaults to 'table'.
 
     Returns:
         str: The table in markdown.
     """
-    with open(folder / 'table.csv', 'w', newline='', encoding='utf-8') as file:
+    with open(folder / f'{name}.csv', 'w', newline='', encoding='utf-8') as file:
         writer = csv.writer(file)
-        names = (f'{name}_{what}' for name in (metric, RATIO) for what in ('mean', 'std'))
-        writer.writerow(['setting', 'runs', *names])
+        columns = (f'{figure}_{what}' for figure in (metric, RATIO) for what in ('mean', 'std'))
+        writer.writerow(['setting', 'runs', *columns])
         for row in rows:
             numbers = [_mean(row.metric), spread(row.metric), _mean(row.ratio), spread(row.ratio)]
             cells = ['' if number is None else f'{number:.6g}' for number in numbers]
@@ -104,7 +124,7 @@ def write_table(rows: Sequence[Row], metric: str, folder: Path) -> str:
         for row in rows
     ]
     text = '\n'.join(lines) + '\n'
-    (folder / 'table.md').write_text(text, encoding='utf-8')
+    (folder / f'{name}.md').write_text(text, encoding='utf-8')
     return text
 
 
@@ -146,6 +166,34 @@ def sweep_figure(rows: Sequence[Row], metric: str) -> Figure:
     if any(row.series for row in rows):
         axes[0].legend()
     axes[1].set_xticks(list(places.values()), list(places), rotation=45, ha='right')
+    return figure
+
+
+def tradeoff_figure(rows: Sequence[Row], metric: str, title: str = '') -> Figure:
+    """Metric against executed computation: a line of means for each series, runs as dots.
+
+    Args:
+        rows (Sequence[Row]): The rows; those without runs are left out.
+        metric (str): Name of the metric.
+        title (str): Over the figure. Defaults to ''.
+    """
+    figure = Figure(figsize=(6, 4), layout='constrained')
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    rows = [row for row in rows if row.metric]
+    for number, series in enumerate(dict.fromkeys(row.series for row in rows)):
+        own = [row for row in rows if row.series == series]
+        means = [(100 - statistics.fmean(r.ratio), statistics.fmean(r.metric)) for r in own]
+        dots = [(100 - x, y) for r in own for x, y in zip(r.ratio, r.metric, strict=True)]
+        color = f'C{number}'
+        axes.plot(*zip(*sorted(means), strict=True), marker='o', color=color, label=series or None)
+        axes.scatter(*zip(*dots, strict=True), s=8, alpha=0.5, color=color)
+    axes.set_xlabel("executed MACs of the backbone, % of the dense one's")
+    axes.set_ylabel(metric)
+    axes.set_title(title)
+    axes.grid(alpha=0.3)
+    if any(row.series for row in rows):
+        axes.legend()
     return figure
 
 

@@ -1,0 +1,266 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""Does a budget lead where it says, and is the network there as good as one of a fixed rho?
+
+For each demo task: networks of several seeds trained for every target with BudgetHook, and with
+the same schedule for several fixed rho with L0Hook. The table has where the networks ended and,
+at the very cost each one ended at, its metric less that of the fixed-rho networks of its seed,
+interpolated linearly between the two whose costs lie around. What is done is not done
+again, so the same command goes on where it was stopped.
+
+    python benchmarks/budget.py
+    python benchmarks/budget.py --tasks classification --targets 0.5 --seeds 0 --rho   # a part
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Optional
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from mmengine.config import Config
+
+import fgc_mm  # noqa: F401  registers gates, backbones and hooks
+from fgc_mm.analysis import Run, add_run_arguments, execute_all, print_commands
+from fgc_mm.analysis.results import ACCURACIES, RATIO, task_metric
+from fgc_mm.analysis.sweep import Point, make_runs
+
+PROJECT = Path(__file__).parents[1]
+TOOLS = PROJECT / 'tools'
+BUDGET, FIXED = 'budget', 'fixed rho'
+
+
+@dataclass(frozen=True)
+class Task:
+    """A demo task.
+
+    Attributes:
+        dense (str): Config of the network all runs start from.
+        budget (str): Config of the runs.
+        rho (tuple[float, ...]): Weights whose costs lie around the targets.
+    """
+
+    dense: str
+    budget: str
+    rho: tuple[float, ...]
+
+
+TASKS = {
+    'classification': Task('resnet18_digits', 'resnet18_digits_budget', (1.0, 4.0, 16.0)),
+    'detection': Task('faster_rcnn_r18_digits', 'faster_rcnn_r18_digits_budget', (0.5, 2.0, 8.0)),
+    'segmentation': Task('pspnet_r18_digits', 'pspnet_r18_digits_budget', (0.5, 2.0, 8.0)),
+}
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('--tasks', nargs='+', choices=TASKS, default=list(TASKS))
+    parser.add_argument('--targets', type=float, nargs='*', default=[0.3, 0.5, 0.7])
+    parser.add_argument('--rho', type=float, nargs='*', help="in place of each task's own")
+    add_run_arguments(parser)
+    return parser.parse_args()
+
+
+def config_of(name: str) -> Path:
+    return PROJECT / 'configs/demo' / f'{name}.py'
+
+
+def dense_run(task: Task, folder: Path) -> Optional[Run]:
+    """The training of the weights a task starts from, None if they are there."""
+    start = PROJECT / Config.fromfile(config_of(task.budget)).load_from
+    if start.is_file():
+        return None
+    config = folder / f'{task.dense}.py'
+    return Run(config_of(task.dense), start.parent, config, TOOLS, label=task.dense)
+
+
+def budget_runs(name: str, args: argparse.Namespace, folder: Path) -> list[Run]:
+    """All networks of a task."""
+    task = TASKS[name]
+    points = [
+        Point(f'{name} target={t}', {'BudgetHook.target': t}, BUDGET) for t in args.targets
+    ]
+    rhos = task.rho if args.rho is None else args.rho
+    points += [Point(f'{name} rho={r}', {'L0Hook.rho': r}, FIXED) for r in rhos]
+    return make_runs(
+        config_of(task.budget), points, args.seeds, folder, args.cfg_options, TOOLS
+    )
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run: its setting, where it ended and how good it is there."""
+
+    run: Run
+    setting: float
+    share: float
+    metric: float
+
+
+def results_of(runs: Sequence[Run], metric: Optional[str]) -> tuple[str, list[Result]]:
+    """What is done of a task."""
+    tests = {id(run): run.metrics() for run in runs if run.figures.is_file()}
+    if not tests:
+        return '', []
+    name = task_metric(tests.values(), metric, ACCURACIES)
+    return name, [
+        Result(
+            run=run,
+            setting=float(run.label.rpartition('=')[2]),
+            share=1 - tests[id(run)][RATIO] / 100,
+            metric=float(tests[id(run)][name]),
+        )
+        for run in runs
+        if id(run) in tests
+    ]
+
+
+def between(curve: Sequence[Result], share: float) -> float:
+    """The metric of a curve at a share; NaN outside of it, where nobody knows."""
+    for left, right in pairwise(sorted(curve, key=lambda result: result.share)):
+        if left.share <= share <= right.share:
+            part = (share - left.share) / max(right.share - left.share, 1e-9)
+            return left.metric + part * (right.metric - left.metric)
+    return math.nan
+
+
+def spread(values: Sequence[float], digits: int) -> str:
+    """Mean and standard error."""
+    values = [value for value in values if not math.isnan(value)]
+    if not values:
+        return '-'
+    mean = f'{statistics.fmean(values):.{digits}f}'
+    if len(values) == 1:
+        return mean
+    return f'{mean} ± {statistics.stdev(values) / math.sqrt(len(values)):.{digits}f}'
+
+
+def table(name: str, metric: str, results: Sequence[Result]) -> list[str]:
+    """Targets against where the networks ended, and against fixed rho there."""
+    rows = []
+    digits = 3 if max(result.metric for result in results) <= 1 else 2
+    fixed = [result for result in results if result.run.series == FIXED]
+    for target in dict.fromkeys(r.setting for r in results if r.run.series == BUDGET):
+        own = [r for r in results if r.run.series == BUDGET and r.setting == target]
+        shares = [100 * result.share for result in own]
+        missed = max((share - 100 * target for share in shares), key=abs)
+        there = [
+            between([f for f in fixed if f.run.seed == result.run.seed], result.share)
+            for result in own
+        ]
+        gained = [result.metric - value for result, value in zip(own, there, strict=True)]
+        cells = [
+            f'{name}, {metric}',
+            f'{100 * target:g} %',
+            ', '.join(f'{share:.1f}' for share in shares) + ' %',
+            f'{missed:+.1f}',
+            spread([result.metric for result in own], digits),
+            spread(there, digits),
+            spread(gained, digits),
+        ]
+        rows.append('| ' + ' | '.join(cells) + ' |')
+    return rows
+
+
+HEAD = [
+    '| task | target | MACs executed, each seed | largest miss, points | metric | fixed rho at the '
+    'same cost | difference |',
+    '| --- ' * 7 + '|',
+]
+
+
+def history(folder: Path) -> list[tuple[int, float, float]]:
+    """Iteration, goal and share, from all logs of a run."""
+    found: dict[int, tuple[int, float, float]] = {}
+    for log in sorted(folder.glob('*/vis_data/scalars.json')):
+        for line in log.read_text().splitlines():
+            entry = json.loads(line)
+            if 'budget/share' in entry:
+                step = entry.get('iter', entry['step'])
+                found[step] = (step, entry['budget/goal'], entry['budget/share'])
+    return [found[step] for step in sorted(found)]
+
+
+def draw_history(axes: Axes, results: Sequence[Result]) -> None:
+    """The share over the training, for every target and seed."""
+    targets = list(dict.fromkeys(r.setting for r in results if r.run.series == BUDGET))
+    for result in results:
+        values = history(result.run.folder)
+        if result.run.series == FIXED or not values:
+            continue
+        steps, goals, shares = zip(*values, strict=True)
+        color = f'C{targets.index(result.setting)}'
+        axes.plot(steps, shares, color=color, lw=1)
+        axes.plot(steps, goals, color='black', ls=':', lw=1)
+        axes.plot(steps[-1], result.share, color=color, marker='x')
+    axes.set_xlabel('iteration')
+    axes.set_ylabel('executed share: training (line),\ngoal (dots), test (x)')
+    axes.grid(alpha=0.3)
+
+
+def draw_tradeoff(axes: Axes, results: Sequence[Result], metric: str) -> None:
+    """Metric against cost of both ways."""
+    for number, series in enumerate((BUDGET, FIXED)):
+        own = [result for result in results if result.run.series == series]
+        means = [
+            tuple(
+                statistics.fmean(getattr(r, what) for r in own if r.setting == setting)
+                for what in ('share', 'metric')
+            )
+            for setting in dict.fromkeys(result.setting for result in own)
+        ]
+        if own:
+            axes.plot(*zip(*sorted(means), strict=True), color=f'C{number}', label=series)
+            axes.scatter([r.share for r in own], [r.metric for r in own], s=10, color=f'C{number}')
+    axes.set_xlabel("executed share of the backbone's MACs")
+    axes.set_ylabel(metric)
+    axes.grid(alpha=0.3)
+    axes.legend()
+
+
+def main() -> None:
+    args = parse_args()
+    os.chdir(PROJECT)  # where configs look for their data
+    work_dir = PROJECT / (args.work_dir or 'work_dirs/budget')
+    runs = {name: budget_runs(name, args, work_dir / name) for name in args.tasks}
+    # Seed by seed, so that a stopped series has something to say about every point.
+    order = sorted((run for own in runs.values() for run in own), key=lambda run: run.seed)
+    start = [dense_run(TASKS[name], work_dir) for name in args.tasks]
+    order = [run for run in start if run is not None] + order
+    if args.dry_run:
+        print_commands(order)
+        return
+    failed = 0 if args.report else execute_all(order)
+    figure = Figure(figsize=(4.5 * len(runs), 7), layout='constrained')
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(2, len(runs), squeeze=False)
+    lines = list(HEAD)
+    for column, (name, own) in enumerate(runs.items()):
+        metric, results = results_of(own, args.metric)
+        if results:
+            lines += table(name, metric, results)
+            draw_history(axes[0][column], results)
+            draw_tradeoff(axes[1][column], results, metric)
+        axes[0][column].set_title(name)
+    text = '\n'.join(lines) + '\n'
+    work_dir.mkdir(parents=True, exist_ok=True)
+    (work_dir / 'budget.md').write_text(text)
+    figure.savefig(work_dir / 'budget.png', dpi=120)
+    print(f'\n{text}\nwritten: budget.md and budget.png in {work_dir}')
+    if failed:
+        raise SystemExit(f'{failed} of {len(order)} runs failed')
+
+
+if __name__ == '__main__':
+    main()

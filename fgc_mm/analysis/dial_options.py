@@ -1,0 +1,142 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""The evaluation-time dial as options of tools/test.py."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from mmengine.dist import is_main_process
+from mmengine.runner import Runner
+
+from ..engine import unwrap
+from ..engine.launch import UsageError
+from ..evaluation import (
+    BudgetError,
+    GatedMACsHook,
+    ThresholdDial,
+    calibration_batches,
+    report,
+)
+from ..gates import set_threshold
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options."""
+    dial = parser.add_argument_group('gate threshold', 'one network, many budgets')
+    dial.add_argument(
+        '--threshold',
+        type=float,
+        nargs='+',
+        metavar='T',
+        help='probability above which a channel is open; several make a table and a plot',
+    )
+    dial.add_argument(
+        '--budget',
+        type=float,
+        nargs='+',
+        metavar='SHARE',
+        help="share of the backbone's MACs to execute, the threshold for it is found on a "
+        'calibration set; several make a table and a plot',
+    )
+    dial.add_argument(
+        '--calibration',
+        choices=['train', 'val', 'test'],
+        default='val',
+        help='split whose images --budget is calibrated on, through its own pipeline',
+    )
+    dial.add_argument(
+        '--calibration-images', type=int, default=256, help='as many of them, 0 for all'
+    )
+    dial.add_argument('--metric', help="metric of the plot; the first of the task's by default")
+
+
+def check_arguments(args: argparse.Namespace) -> None:
+    """Refuse what cannot be meant, before anything is loaded."""
+    if args.threshold is not None and args.budget is not None:
+        raise UsageError('--threshold and --budget both set the threshold; give one of them')
+    for threshold in args.threshold or []:
+        if not 0 < threshold < 1:
+            raise UsageError(f'--threshold {threshold:g} must be within (0, 1)')
+    for budget in args.budget or []:
+        if not 0 < budget <= 1:
+            raise UsageError(
+                f"--budget {budget:g} must be within (0, 1], the share of the backbone's MACs to "
+                'execute'
+            )
+    if args.calibration_images < 0:
+        raise UsageError(f'--calibration-images {args.calibration_images} must be 0 or more')
+    if is_sweep(args) and args.out and Path(args.out).suffix != '.json':
+        raise UsageError(f'--out {args.out}: the figures of several settings go to a .json file')
+
+
+def is_sweep(args: argparse.Namespace) -> bool:
+    """Whether several settings were asked for."""
+    return len(args.threshold or args.budget or []) > 1
+
+
+def set_dial(runner: Runner, args: argparse.Namespace) -> None:
+    """Set the threshold that was asked for, if one was."""
+    if args.threshold is not None or args.budget is not None:
+        runner.load_or_resume()
+        for setting, threshold in _thresholds(runner, args):
+            _set(runner, threshold)
+            if args.budget is not None and is_main_process():
+                print(f'budget {setting:g}: threshold {threshold:.4g}')
+
+
+def run(runner: Runner, args: argparse.Namespace) -> None:
+    """Test at every setting, print the table, and write it and the plot.
+
+    The files are ``dial.json``, ``dial.csv``, ``dial.md`` and ``dial.png`` in the
+    work dir, or named as ``--out``.
+    """
+    from .results import ACCURACIES, RATIO, Row, task_metric, tradeoff_figure, write_table
+
+    runner.load_or_resume()
+    kind = 'threshold' if args.budget is None else 'budget'
+    points, rows = [], []
+    for setting, threshold in _thresholds(runner, args):
+        _set(runner, threshold)
+        metrics = report.add_derived(runner.test())
+        points.append({kind: setting, 'threshold': threshold, 'metrics': metrics})
+        try:
+            name = task_metric([metrics], args.metric, ACCURACIES)
+        except ValueError as error:
+            raise UsageError(f'--metric: {error}') from None
+        label = f'{kind}={setting:g}'
+        if kind == 'budget':
+            label += f', threshold={threshold:.4g}'
+        rows.append(Row(label, '', [float(metrics[name])], [float(metrics[RATIO])]))
+    if not is_main_process():
+        return
+    target = Path(args.out) if args.out else Path(runner.work_dir) / 'dial.json'
+    report.dump(target, dict(config=args.config, checkpoint=args.checkpoint, points=points))
+    print('\n' + write_table(rows, name, target.parent, target.stem))
+    figure = tradeoff_figure(rows, name, Path(args.checkpoint).name)
+    figure.savefig(target.with_suffix('.png'), dpi=150)
+    print(f'written: {target}, the table as .csv and .md, and the plot as .png')
+
+
+def _thresholds(runner: Runner, args: argparse.Namespace) -> list[tuple[float, float]]:
+    """Pairs of what was asked for and its threshold."""
+    if args.budget is None:
+        return [(threshold, threshold) for threshold in args.threshold]
+    _set(runner, 0.5)  # says so if there are no gates
+    hook = next(hook for hook in runner.hooks if isinstance(hook, GatedMACsHook))
+    try:
+        batches = calibration_batches(runner, args.calibration, args.calibration_images or None)
+        runner.model.eval()
+        dial = ThresholdDial(runner.model, batches, hook.backbone)
+        return [(budget, dial.find(budget)) for budget in args.budget]
+    except BudgetError as error:
+        raise UsageError(f'--budget: {error}') from None
+    except ValueError as error:
+        raise UsageError(f'--calibration {args.calibration}: {error}') from None
+
+
+def _set(runner: Runner, threshold: float) -> None:
+    try:
+        set_threshold(unwrap(runner.model), threshold)
+    except ValueError as error:
+        raise UsageError(f'--threshold, --budget: {error}') from None

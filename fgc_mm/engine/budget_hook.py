@@ -1,0 +1,316 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""Say the budget, get the budget."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import Any, Optional
+
+import torch
+import torch.nn as nn
+from mmengine.dist import all_reduce
+from mmengine.registry import HOOKS
+from mmengine.runner import Runner
+from torch import Tensor
+
+from ..complexity import BackboneShare, MACsTracer
+from ..gates import Gate
+from .budget_control import BudgetController
+from .budget_reading import BatchReader, join
+from .gate_loss_hook import GateLossHook, SetupError
+from .l0_hook import L0Hook
+from .task_model import unwrap
+
+_KEY = 'budget'
+
+
+@HOOKS.register_module()
+class BudgetHook(GateLossHook):
+    """Trains the gates to execute a given share of the backbone's MACs.
+
+    The share is that of ``tools/test.py``: hard decisions in evaluation, at the
+    size of the images, the gates' own MACs included, stem and shortcuts counted
+    fully. See :class:`BudgetController` for how it gets there; ``loss_budget``
+    is the expected share times a weight that the controller finds.
+
+    Every ``check_interval`` iterations (20) the backbone runs on the batch once more
+    in evaluation, and the difference to what was counted in training is
+    corrected: gates and norms decide differently there.
+
+    It takes the place of :class:`L0Hook`, goes with the other hooks on gates, and logs
+    ``budget/goal``, ``budget/share`` (smoothed, as in evaluation),
+    ``budget/expected`` and ``budget/weight``.
+
+    Args:
+        target (float, optional): Share of the backbone's MACs to execute,
+            within (0, 1]. Defaults to None.
+        save (float, optional): In place of ``target``, the share to save,
+            within [0, 1). Defaults to None.
+        begin (float): Part of the training after which the share starts to
+            fall. Defaults to 0.0.
+        reach (float): Part of the training after which it is at the target.
+            Defaults to 0.6.
+        floor (float): Least share of open channels of each gate, over the
+            images, so that no layer dies. Defaults to 0.0.
+        cap (float, optional): Share no single image should exceed, at least the
+            target. Defaults to None.
+        max_weight (float): Bound of the loss's weight. Defaults to 4.0.
+        check_interval (int, optional): Iterations between two passes in
+            evaluation. Defaults to None: 20, less if there are under 500.
+        backbone (str): Name of the model's part that the share is about; '' for
+            the whole model. Defaults to 'backbone'.
+        log_interval (int): Iterations between two logs of every gate's
+            openness. Defaults to 50.
+
+    Example:
+        >>> custom_hooks = [dict(type='BudgetHook', target=0.5)]
+    """
+
+    loss_name = 'loss_budget'
+
+    def __init__(
+        self,
+        target: Optional[float] = None,
+        save: Optional[float] = None,
+        begin: float = 0.0,
+        reach: float = 0.6,
+        floor: float = 0.0,
+        cap: Optional[float] = None,
+        max_weight: float = 4.0,
+        check_interval: Optional[int] = None,
+        backbone: str = 'backbone',
+        log_interval: int = 50,
+    ) -> None:
+        super().__init__(log_interval)
+        self.target = _target(target, save)
+        if not 0 <= begin < reach <= 1:
+            raise ValueError(
+                f'BudgetHook: begin={begin!r} and reach={reach!r} must be parts of the training '
+                'with 0 <= begin < reach <= 1'
+            )
+        if not 0 <= floor < 1:
+            raise ValueError(f'BudgetHook: floor={floor!r} must be within [0, 1)')
+        if cap is not None and not self.target <= cap <= 1:
+            raise ValueError(
+                f'BudgetHook: cap={cap!r} must be within [{self.target:g}, 1]: no image above the '
+                'cap, and all of them at the target on average'
+            )
+        if not max_weight > 0:
+            raise ValueError(f'BudgetHook: max_weight={max_weight!r} must be positive')
+        if check_interval is not None and (
+            not isinstance(check_interval, int) or check_interval < 1
+        ):
+            raise ValueError(
+                f'BudgetHook: check_interval={check_interval!r} must be a whole number of '
+                'iterations, at least 1'
+            )
+        self.begin = begin
+        self.reach = reach
+        self.floor = floor
+        self.cap = cap
+        self.max_weight = max_weight
+        self.check_interval = check_interval
+        self.backbone = backbone
+        self.controller: Optional[BudgetController] = None
+        self._share: Optional[BackboneShare] = None
+        self._tracer: Optional[MACsTracer] = None
+        self._interval = 1
+        self._inputs: Optional[tuple] = None
+        self._report: Optional[Tensor] = None
+        self._fixed: list[bool] = []
+        self._loaded: Optional[dict] = None
+
+    def before_train(self, runner: Runner) -> None:
+        """Watch the backbone, and take over the state of a resumed run."""
+        for hook in runner.hooks:
+            if isinstance(hook, L0Hook):
+                raise SetupError(
+                    'BudgetHook: custom_hooks have an L0Hook as well, whose fixed rho would work '
+                    f'against target={self.target:g}; keep one of them'
+                )
+            if isinstance(hook, BudgetHook) and hook is not self:
+                raise SetupError('BudgetHook: custom_hooks have two of them; keep one')
+        super().before_train(runner)
+        model = unwrap(runner.model)
+        try:
+            self._share = BackboneShare(model, self.backbone)
+        except ValueError as error:
+            raise SetupError(f'BudgetHook: {error}') from None
+        for name, gate in self._share.gates.items():
+            if not gate.shiftable():
+                raise SetupError(
+                    f'BudgetHook: the cost of {type(gate).__name__} {name} is not learned, so it '
+                    "cannot be controlled; use gate=dict(type='BinConcreteGate')"
+                )
+        self._tracer = MACsTracer(model, self.backbone)
+        self._share.attach()
+        self._attached.before(self._share.backbone, partial(self._keep_inputs, runner))
+        self._fixed = [
+            not any(p.requires_grad for p in gate.parameters())
+            for gate in self._share.gates.values()
+        ]
+        self._interval = self.check_interval or min(20, max(1, runner.max_iters // 25))
+        self.controller = BudgetController(
+            self.target, runner.max_iters, self.begin, self.reach, self.floor, self.max_weight
+        )
+        loaded, self._loaded = self._loaded, None
+        if runner.iter and loaded is not None:
+            self.controller.load_state_dict(loaded)
+        elif runner.iter:
+            runner.logger.log(
+                logging.WARNING,
+                'BudgetHook: the checkpoint to be resumed was saved without BudgetHook; the '
+                'controller starts anew',
+            )
+
+    def after_train(self, runner: Runner) -> None:
+        """Say where the training has ended."""
+        super().after_train(runner)
+        if self._share is not None:
+            self._share.detach()
+        self._inputs = self._report = None
+        if self.controller is not None and self.controller.state.seen:
+            state = self.controller.state
+            runner.logger.info(
+                f'BudgetHook: the network executes {state.hard + state.offset:.3f} of the '
+                f"backbone's MACs over the last batches, target {self.target:g}"
+            )
+
+    def loss(self, gates: dict[str, Gate], data_samples: Any, runner: Runner) -> Tensor:
+        share, controller = self._share, self.controller
+        assert share is not None and controller is not None
+        state = controller.state
+        records = [gate.record for gate in share.gates.values()]
+        like = next(record for record in records if record is not None).logits
+        # A gate behind the last output did not run, and costs nothing.
+        logits = [like.new_zeros(len(like), 1) if r is None else r.logits for r in records]
+        if not state.seen:
+            self._check_target(share)
+        floored = controller.at_floor() or [False] * len(logits)
+        batch = BatchReader(share, [a.detach() for a in logits], self._fixed, self.floor)
+        goal = controller.goal(runner.iter)
+        goal = float(batch.expected.mean()) if goal is None else goal
+        shift = batch.solve(goal, controller.trust(runner.iter), state.offset)
+        self._report = batch.report(shift, self.cap, state.offset)
+
+        probs = torch.stack([a.sigmoid().mean(dim=1) for a in logits], dim=1)
+        # A gate at its floor is not pressed any further.
+        pressed = torch.where(probs.new_tensor(floored, dtype=torch.bool), probs.detach(), probs)
+        expected = share.of(pressed)
+        weight = torch.full_like(expected, state.weight)
+        if self.cap is not None:
+            # Hard decisions say who is above the cap, probabilities lead down.
+            weight = weight + state.cap_weight * (batch.hard + state.offset > self.cap)
+        return (weight * expected).mean()
+
+    def after_train_iter(
+        self,
+        runner: Runner,
+        batch_idx: int,
+        data_batch: Any = None,
+        outputs: Optional[dict] = None,
+    ) -> None:
+        """Move the gates, and log."""
+        super().after_train_iter(runner, batch_idx, data_batch, outputs)
+        if self._report is None:
+            return
+        share, controller = self._share, self.controller
+        assert share is not None and controller is not None
+        reading, self._report = join(self._report), None
+        if self._inputs is not None:
+            controller.correct(self._evaluate(self._inputs) - reading.hard)
+            self._inputs = None
+        goal = controller.goal(runner.iter)
+        shifts = controller.update(reading, runner.iter)
+        for gate, shift, fixed in zip(share.gates.values(), shifts, self._fixed, strict=True):
+            if not fixed and gate.record is not None:
+                gate.shift(shift)
+                gate.sharpen(controller.sharpening())
+        state = controller.state
+        figures = {
+            'goal': reading.expected if goal is None else goal,
+            'share': state.hard + state.offset,
+            'expected': state.expected,
+            'weight': state.weight,
+        }
+        for name, value in figures.items():
+            runner.message_hub.update_scalar(f'train/budget/{name}', value)
+
+    def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        if self.controller is not None:
+            checkpoint[_KEY] = self.controller.state_dict()
+
+    def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        # Also called for load_from and testing: whether it is of use shows later.
+        self._loaded = checkpoint.get(_KEY)
+
+    def _check_target(self, share: BackboneShare) -> None:
+        # Images of the ranks may differ in size: all of them refuse, or none.
+        worst = torch.tensor(share.minimum(self.floor))
+        all_reduce(worst, 'max')
+        least = float(worst)
+        if self.target < least:
+            floor = f', each gate open at its floor of {self.floor:g},' if self.floor else ''
+            raise SetupError(
+                f'BudgetHook: target={self.target:g} cannot be reached: stem, shortcuts and the '
+                f"gates themselves{floor} cost {least:.3f} of the backbone's MACs at this image "
+                f'size; choose a target above {least:.3f}'
+            )
+
+    def _keep_inputs(self, runner: Runner, backbone: nn.Module, args: tuple) -> None:
+        due = self.every_n_train_iters(runner, self._interval)
+        self._inputs = args if due and backbone.training else None
+
+    @torch.no_grad()
+    def _evaluate(self, inputs: tuple) -> float:
+        """The share of the batch as ``tools/test.py`` counts it, over all ranks."""
+        share, tracer = self._share, self._tracer
+        assert share is not None and tracer is not None
+        modes = {module: module.training for module in share.backbone.modules()}
+        records = {gate: gate.record for gate in share.gates.values()}
+        share.backbone.eval()
+        tracer.reset()
+        tracer.attach()
+        try:
+            share.backbone(*inputs)
+        finally:
+            tracer.detach()
+            for module, mode in modes.items():
+                module.training = mode
+            for gate, record in records.items():
+                gate.record = record
+        images = tracer.take(len(inputs[0]))
+        sums = torch.tensor(
+            [sum(i.backbone_executed for i in images), sum(i.backbone_dense for i in images)],
+            dtype=torch.float64,
+            device=inputs[0].device,
+        )
+        all_reduce(sums)
+        return float(sums[0] / sums[1])
+
+
+def _target(target: Optional[float], save: Optional[float]) -> float:
+    """The share to execute, from either way to say it."""
+    if (target is None) == (save is None):
+        raise ValueError(
+            f'BudgetHook: target={target!r} and save={save!r}: give one of them, the share of the '
+            "backbone's MACs to execute or to save"
+        )
+    for name, value in (('target', target), ('save', save)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+            raise ValueError(f'BudgetHook: {name}={value!r} must be a number')
+    if target is not None:
+        if not 0 < target <= 1:
+            raise ValueError(
+                f"BudgetHook: target={target!r} must be within (0, 1], the share of the backbone's "
+                'MACs to execute; 0.5 is half of them'
+            )
+        return float(target)
+    assert save is not None
+    if not 0 <= save < 1:
+        raise ValueError(
+            f"BudgetHook: save={save!r} must be within [0, 1), the share of the backbone's MACs "
+            'to save; 0.5 is half of them'
+        )
+    return 1.0 - save

@@ -1,0 +1,134 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""What a batch says about the cost of a network."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Optional
+
+import torch
+from mmengine.dist import all_reduce
+from torch import Tensor
+
+from ..complexity import BackboneShare
+
+_REACH = 2.0  # logits, to either side
+_HALVINGS = 12
+
+
+@dataclass
+class Reading:
+    """What one batch of all ranks says.
+
+    Attributes:
+        expected (float): Expected share, from the probabilities.
+        hard (float): Share if every probability above the threshold is open.
+        shift (float): What to add to all logits for this batch to be on the
+            goal, within +-2.
+        doubt (float): Mean of 4 pi (1 - pi) over images and channels: 0 if all
+            decisions are sure, 1 if all are tosses.
+        over_cap (float): Mean of what images execute above the cap.
+        openness (list[float]): Hard openness of each gate.
+        room (list[float]): How far the logits of each gate may come down until
+            it is at its floor; negative if it is below.
+    """
+
+    expected: float
+    hard: float
+    shift: float
+    doubt: float
+    over_cap: float
+    openness: list[float]
+    room: list[float]
+
+
+class BatchReader:
+    """Prices the decisions of one batch, and those after a shift of the logits.
+
+    Args:
+        share (BackboneShare): Of the pass the logits are from.
+        logits (list[Tensor]): B x C for each gate, in the order of
+            ``share.gates``, without a graph.
+        fixed (list[bool]): Gates that a shift does not move.
+        floor (float): Least openness of each gate. Defaults to 0.0.
+    """
+
+    def __init__(
+        self,
+        share: BackboneShare,
+        logits: list[Tensor],
+        fixed: list[bool],
+        floor: float = 0.0,
+    ) -> None:
+        self.share = share
+        self.logits = torch.cat(logits, dim=1)
+        channels = torch.tensor([a.size(1) for a in logits])
+        owner = torch.arange(len(logits)).repeat_interleave(channels)
+        mean = torch.zeros(len(owner), len(logits))
+        mean[torch.arange(len(owner)), owner] = 1 / channels[owner]
+        self._mean = mean.to(self.logits)
+        self._moves = 1 - torch.tensor(fixed).to(self.logits)[owner]
+        cuts = [_logit(getattr(gate, 'threshold', 0.5)) for gate in share.gates.values()]
+        self._cuts = self.logits.new_tensor(cuts)[owner]
+        self.room = self.logits.new_full((len(logits),), 2 * _REACH)
+        if floor:
+            tops = [a.float().flatten().quantile(1 - floor) for a in logits]
+            self.room = torch.stack(tops) - self.room.new_tensor(cuts)
+        self._least = -self.room[owner]
+        self.openness = self._hard(self.logits)
+        self.hard = share.of(self.openness)
+        probs = self.logits.sigmoid()
+        self.expected = share.of(probs @ self._mean)
+        self.doubt = (4 * probs * (1 - probs)).mean()
+
+    def solve(self, goal: float, trust: float, offset: float) -> Tensor:
+        """The shift that brings this batch to the goal, by halving.
+
+        Args:
+            goal (float): The share wanted.
+            trust (float): Weight of the hard share against the expected one.
+            offset (float): Added to the hard share.
+
+        Returns:
+            Tensor: A scalar; nothing leaves the device.
+        """
+        low = self.logits.new_tensor(-_REACH)
+        high = self.logits.new_tensor(_REACH)
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            moved = self.logits + torch.maximum(middle, self._least) * self._moves
+            found = trust * (self.share.of(self._hard(moved)).mean() + offset)
+            if trust < 1:
+                soft = self.share.of(moved.sigmoid() @ self._mean).mean()
+                found = found + (1 - trust) * soft
+            above = found > goal
+            low, high = torch.where(above, low, middle), torch.where(above, middle, high)
+        return (low + high) / 2
+
+    def report(self, shift: Tensor, cap: Optional[float], offset: float) -> Tensor:
+        """Everything in a :class:`Reading`, weighted with the number of images."""
+        over = torch.zeros_like(self.hard)
+        if cap is not None:
+            over = (self.hard + offset - cap).clamp(min=0)
+        figures = [self.expected.mean(), self.hard.mean(), shift, self.doubt, over.mean()]
+        row = torch.cat([torch.stack(figures), self.openness.mean(dim=0), self.room])
+        return len(self.logits) * torch.cat([torch.ones_like(row[:1]), row])
+
+    def _hard(self, logits: Tensor) -> Tensor:
+        return (logits > self._cuts).to(logits) @ self._mean
+
+
+def join(report: Tensor) -> Reading:
+    """The reports of all ranks as one reading, the same on each."""
+    report = report.double()
+    all_reduce(report)
+    values = (report[1:] / report[0]).tolist()
+    expected, hard, shift, doubt, over_cap = values[:5]
+    gates = (len(values) - 5) // 2
+    openness, room = values[5 : 5 + gates], values[5 + gates :]
+    return Reading(expected, hard, shift, doubt, over_cap, openness, room)
+
+
+def _logit(probability: float) -> float:
+    return math.log(probability / (1 - probability))

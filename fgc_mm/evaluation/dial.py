@@ -1,0 +1,147 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""One network, many budgets: the gate threshold as a dial at evaluation time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any, Optional
+
+import torch
+import torch.nn as nn
+from mmengine.dist import all_reduce_dict
+from mmengine.model import BaseTTAModel
+from mmengine.runner import Runner
+
+from ..engine import unwrap
+from ..gates import set_threshold
+from .gated_macs_hook import PredictionCounter, read_macs
+
+_FAR = 15.0  # logits; beyond, single precision cannot tell a probability from 0 or 1
+_HALVINGS = 16
+
+
+class BudgetError(ValueError):
+    """A budget no threshold leads to."""
+
+
+class ThresholdDial:
+    """Finds the gate threshold at which a network executes a given share.
+
+    It runs the network on a calibration set for each threshold it tries: what
+    one gate decides changes what later ones see, so the decisions of one pass
+    do not tell those of another. The threshold is halved in on the scale of
+    logits, and what was measured once is not measured again.
+
+    Args:
+        model (nn.Module): A task model with gates, in evaluation mode; it may be
+            wrapped for distributed or test-time augmented execution.
+        batches (Iterable): Batches of the calibration set, as a dataloader
+            gives them; they are kept in memory.
+        backbone (str): Name of the part that is the backbone.
+            Defaults to 'backbone'.
+
+    Example:
+        >>> dial = ThresholdDial(model, loader)
+        >>> set_threshold(model, dial.find(0.4))
+    """
+
+    def __init__(self, model: nn.Module, batches: Iterable, backbone: str = 'backbone') -> None:
+        model = unwrap(model)
+        # Budgets are about one pass, also where several are merged.
+        self.model = unwrap(model.module) if isinstance(model, BaseTTAModel) else model
+        self.batches = list(batches)
+        if not self.batches:
+            raise ValueError('the calibration set is empty')
+        self._counter = PredictionCounter(self.model, backbone)
+        self._known: dict[float, float] = {}
+
+    def share(self, threshold: float) -> float:
+        """Executed share of the backbone's MACs over the calibration set.
+
+        Args:
+            threshold (float): Within (0, 1).
+        """
+        if threshold not in self._known:
+            self._known[threshold] = self._measure(threshold)
+        return self._known[threshold]
+
+    def find(self, budget: float, tolerance: float = 0.002) -> float:
+        """The threshold for a budget.
+
+        Args:
+            budget (float): Share of the backbone's MACs to execute.
+            tolerance (float): Share that may be missed by. Defaults to 0.002.
+
+        Returns:
+            float: Of the thresholds tried, the one whose share is nearest.
+
+        Raises:
+            BudgetError: If the budget is not within what thresholds can do.
+        """
+        low, high = -_FAR, _FAR
+        tried: dict[float, float] = {}
+        middle = 0.0  # the threshold it was trained for
+        for _ in range(_HALVINGS):
+            tried[middle] = found = self.share(_sigmoid(middle))
+            if abs(found - budget) <= tolerance:
+                break
+            if len(tried) == 1:
+                self._check_reach(budget, found)
+            low, high = (middle, high) if found > budget else (low, middle)
+            middle = (low + high) / 2
+        return _sigmoid(min(tried, key=lambda x: abs(tried[x] - budget)))
+
+    def _check_reach(self, budget: float, found: float) -> None:
+        """Look at the end of the dial that lies on the budget's side of what was found."""
+        opened, closed = _sigmoid(-_FAR), _sigmoid(_FAR)
+        if found > budget and self.share(closed) <= budget:
+            return
+        if found < budget and self.share(opened) >= budget:
+            return
+        raise BudgetError(
+            f'budget={budget:g} is out of reach: over all thresholds this network executes '
+            f"{self.share(closed):.3f} to {self.share(opened):.3f} of the backbone's MACs on the "
+            'calibration set'
+        )
+
+    @torch.no_grad()
+    def _measure(self, threshold: float) -> float:
+        set_threshold(self.model, threshold)
+        totals = dict(executed=torch.zeros((), dtype=torch.float64))
+        totals['dense'] = totals['executed'].clone()
+        self._counter.attach()
+        try:
+            for batch in self.batches:
+                for sample in self.model.test_step(batch):  # type: ignore[operator]
+                    macs = read_macs(sample)
+                    totals['executed'] += macs.backbone_executed
+                    totals['dense'] += macs.backbone_dense
+        finally:
+            self._counter.detach()
+        all_reduce_dict(totals)
+        return float(totals['executed'] / totals['dense'])
+
+
+def calibration_batches(runner: Runner, split: str, images: Optional[int] = None) -> list[Any]:
+    """The first batches of a split.
+
+    Args:
+        runner (Runner): The runner; a loader is built from its config.
+        split (str): ``'train'``, ``'val'`` or ``'test'``.
+        images (int, optional): Take batches until there are as many images.
+            Defaults to None, all.
+    """
+    cfg = runner.cfg.get(f'{split}_dataloader')
+    if cfg is None:
+        raise ValueError(f'the config has no {split}_dataloader to calibrate on')
+    loader = runner.build_dataloader(cfg)
+    if images is None:
+        return list(loader)
+    size = loader.batch_size or loader.batch_sampler.batch_size
+    return list(islice(loader, math.ceil(images / size)))
+
+
+def _sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))

@@ -1,0 +1,108 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""The controller alone, on a network of one formula."""
+
+import math
+import random
+
+import pytest
+
+from fgc_mm.engine import BudgetController
+from fgc_mm.engine.budget_reading import Reading
+
+
+def reading(shift=0.0, hard=0.5, over_cap=0.0):
+    return Reading(hard, hard, shift, doubt=0.2, over_cap=over_cap, openness=[hard], room=[4.0])
+
+
+def share_at(logit):
+    return 0.1 + 0.9 / (1 + math.exp(-2 * logit))
+
+
+def logit_at(share):
+    open_ = min(0.9999, max(0.0001, (share - 0.1) / 0.9))
+    return math.log(open_ / (1 - open_)) / 2
+
+
+def train(steps, rate, noise, momentum=0.9, target=0.4):
+    """The share over a training whose optimizer presses with the weight in the loss.
+
+    The task holds against it with the force of a weight of 1. ``rate`` is how far an
+    optimizer of unit steps, such as Adam, moves a logit; ``noise`` what a batch
+    differs from the next, in logits.
+    """
+    controller = BudgetController(target=target, steps=steps)
+    chance = random.Random(0)
+    logit, speed, shares = 2.0, 0.0, []
+    for step in range(steps):
+        goal = controller.goal(step)
+        goal = share_at(logit) if goal is None else goal
+        away = logit_at(goal) - logit + chance.gauss(0, noise)
+        found = reading(min(2.0, max(-2.0, away)), share_at(logit))
+        # Rates fall with half a cosine.
+        decayed = rate * (1 + math.cos(math.pi * step / steps)) / 2
+        force = math.tanh(1.0 - controller.state.weight)
+        speed = momentum * speed + (1 - momentum) * decayed * force
+        (shift,) = controller.update(found, step)
+        logit += speed + shift
+        shares.append(share_at(logit))
+    return shares
+
+
+@pytest.mark.parametrize('steps', [100, 1000, 20000])
+@pytest.mark.parametrize('rate', [0.0, 0.01, 0.03, 0.1])
+def test_on_target_without_oscillation(steps, rate):
+    shares = train(steps, rate, noise=0.0)
+    # It comes down, not below the target, and stays.
+    assert min(shares) > 0.36
+    late = shares[int(0.7 * steps) :]
+    assert max(late) - min(late) < 0.04
+    assert shares[-1] == pytest.approx(0.4, abs=0.01)
+    if rate < 0.1:  # else the optimizer outruns any control until the weight is found
+        lowest = 1.0
+        for share in shares:
+            lowest = min(lowest, share)
+            assert share < lowest + 0.02
+
+
+@pytest.mark.parametrize('rate', [0.0, 0.03])
+def test_noise_of_the_batches_averages_out(rate):
+    shares = train(2000, rate, noise=0.3)
+    last = shares[1800:]
+    assert max(abs(share - 0.4) for share in last) < 0.03
+    assert sum(last) / len(last) == pytest.approx(0.4, abs=0.01)
+
+
+def test_nothing_winds_up():
+    """However long the gates refuse to move, the way back is short."""
+    controller = BudgetController(target=0.5, steps=1000)
+    for step in range(5000):
+        (shift,) = controller.update(reading(shift=-2.0, hard=1.0), min(step, 999))
+        assert -controller.max_shift <= shift < 0
+    assert controller.state.weight == controller.max_weight
+    assert controller.state.push >= -controller.max_shift
+    # Pushed up: at once, and the weight is gone after as many logits as it came with.
+    (shift,) = controller.update(reading(shift=2.0), 600)
+    assert shift >= 0
+    steps = 0
+    while controller.state.weight and steps < 1000:
+        controller.update(reading(shift=2.0), 600)
+        steps += 1
+    assert steps < 150
+
+
+def test_the_cap_presses_while_images_are_above():
+    controller = BudgetController(target=0.5, steps=100)
+    for step in range(20):
+        controller.update(reading(over_cap=0.1), step)
+    pressed = controller.state.cap_weight
+    assert pressed > 0
+    for step in range(20, 40):
+        controller.update(reading(), step)
+    assert 0 < controller.state.cap_weight < pressed
+
+
+def test_a_network_below_the_target_comes_up():
+    controller = BudgetController(target=0.8, steps=100)
+    controller.update(reading(hard=0.3), 0)
+    assert controller.goal(30) == pytest.approx(0.55)
+    assert controller.goal(60) == controller.goal(99) == pytest.approx(0.8)

@@ -1,0 +1,181 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""A budget, by training with it."""
+
+import pytest
+import torch
+from mmengine.registry import HOOKS
+
+from fgc_mm.complexity import count_macs
+from fgc_mm.engine import BudgetHook, SetupError
+from fgc_mm.gates import find_gates
+
+OPTIMIZERS = {
+    'sgd': dict(type='SGD', lr=0.05, momentum=0.9),
+    # A rate at which a fixed rho moves nothing.
+    'slow': dict(type='SGD', lr=1e-5),
+    'adam': dict(type='AdamW', lr=1e-3),
+}
+
+
+def executed(model, images):
+    """The share as evaluation counts it."""
+    model.eval()
+    counted = count_macs(model, images, backbone='backbone')
+    return sum(i.backbone_executed for i in counted) / sum(i.backbone_dense for i in counted)
+
+
+def budget_hook(runner):
+    return next(hook for hook in runner.hooks if isinstance(hook, BudgetHook))
+
+
+@pytest.mark.parametrize(
+    ('optimizer', 'budget'),
+    [('sgd', dict(target=0.5)), ('slow', dict(save=0.5)), ('adam', dict(target=0.45))],
+)
+def test_training_ends_at_the_target(optimizer, budget, make_runner, toy):
+    # Layer norm: the statistics of 4 pictures are not those of evaluation.
+    gate = dict(type='BinConcreteGate', norm_cfg=dict(type='LN'))
+    model = toy.task(dict(toy.backbone, gate=gate))
+    hook = dict(type='BudgetHook', check_interval=5, **budget)
+    optim = dict(optimizer=OPTIMIZERS[optimizer])
+    runner = make_runner([hook], model=model, max_iters=120, optim_wrapper=optim)
+    runner.train()
+    images = toy.images(12).images
+    assert executed(model, images) == pytest.approx(budget.get('target', 0.5), abs=0.02)
+    logged = runner.message_hub.log_scalars
+    goals = logged['train/budget/goal'].data[0]
+    assert goals[0] > 0.8 and (goals[1:] <= goals[:-1] + 1e-9).all()
+    # Reached well before the end.
+    assert goals[73] == pytest.approx(budget.get('target', 0.5))
+
+
+def test_the_share_is_that_of_evaluation(make_runner, toy):
+    model = toy.task()
+    runner = make_runner([dict(type='BudgetHook', target=0.5, check_interval=1)], model=model, n=4)
+    hook = budget_hook(runner)
+    seen = []
+
+    def evaluate(inputs):
+        before = {name: m.training for name, m in model.named_modules()}
+        records = [gate.record for gate in find_gates(model).values()]
+        found = BudgetHook._evaluate(hook, inputs)
+        assert before == {name: m.training for name, m in model.named_modules()}
+        for gate, record in zip(find_gates(model).values(), records, strict=True):
+            assert gate.record is record
+        seen.append((found, executed(model, inputs[0])))
+        model.train()
+        return found
+
+    hook._evaluate = evaluate
+    runner.train()
+    assert len(seen) == 1
+    assert seen[0][0] == pytest.approx(seen[0][1])
+
+
+def test_no_layer_falls_below_its_floor(make_runner, toy):
+    lowest = {}
+    for floor in (0.0, 0.25):
+        torch.manual_seed(0)
+        model = toy.task()
+        # One layer that would close at once.
+        with torch.no_grad():
+            first = next(iter(find_gates(model).values()))
+            first.bias_init = -1.0
+        hook = dict(type='BudgetHook', target=0.6, floor=floor)
+        runner = make_runner([hook], model=model, max_iters=60)
+        runner.train()
+        lowest[floor] = min(budget_hook(runner).controller.state.openness)
+    assert lowest[0.0] < 0.1
+    assert lowest[0.25] > 0.2
+
+
+def test_images_above_the_cap_are_pressed(make_runner):
+    weights = {}
+    for cap in (None, 0.6):
+        runner = make_runner([dict(type='BudgetHook', target=0.6, cap=cap)], max_iters=12)
+        runner.train()
+        weights[cap] = budget_hook(runner).controller.state.cap_weight
+    assert weights[None] == 0
+    assert weights[0.6] > 0
+
+
+def test_a_resumed_run_is_the_uninterrupted_one(make_runner, toy, tmp_path):
+    hook = dict(type='BudgetHook', target=0.5, check_interval=2)
+    common = dict(
+        train_cfg=dict(by_epoch=True, max_epochs=4),
+        default_hooks=dict(
+            logger=dict(type='LoggerHook', interval=1),
+            checkpoint=dict(type='CheckpointHook', interval=2),
+        ),
+    )
+    torch.manual_seed(1)
+    straight = make_runner([hook, toy.probe(seed=5)], **common)
+    straight.train()
+    resumed = make_runner(
+        [hook, toy.probe(seed=5)], load_from=str(tmp_path / 'epoch_2.pth'), resume=True, **common
+    )
+    resumed.train()
+    states = [budget_hook(r).controller.state_dict() for r in (straight, resumed)]
+    assert states[0] == states[1]
+    assert states[0]['seen'] == 12 and states[0]['checks'] == 6
+    for a, b in zip(straight.model.parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_state_is_for_resuming_only(make_runner, tmp_path):
+    """``load_from`` starts a training of its own."""
+    torch.save(dict(state_dict={}, budget=dict(start=0.1, seen=7)), tmp_path / 'other.pth')
+    runner = make_runner(
+        [dict(type='BudgetHook', target=0.5)], load_from=str(tmp_path / 'other.pth')
+    )
+    runner.train()
+    state = budget_hook(runner).controller.state
+    assert state.seen == 3 and state.start > 0.5
+
+
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        (dict(target=0), r'target=0 must be within \(0, 1\]'),
+        (dict(target=1.2), r'target=1.2 must be within \(0, 1\]'),
+        (dict(target='half'), "target='half' must be a number"),
+        (dict(save=1.0), r'save=1.0 must be within \[0, 1\)'),
+        (dict(), 'give one of them'),
+        (dict(target=0.5, save=0.5), 'give one of them'),
+        (dict(target=0.5, begin=0.7), 'begin=0.7 and reach=0.6 must be parts of the training'),
+        (dict(target=0.5, floor=1), r'floor=1 must be within \[0, 1\)'),
+        (dict(target=0.5, cap=0.4), r'cap=0.4 must be within \[0.5, 1\]'),
+        (dict(target=0.5, check_interval=0), 'check_interval=0 must be'),
+        (dict(target=0.5, max_weight=0), 'max_weight=0 must be positive'),
+    ],
+)
+def test_options_out_of_range(options, message):
+    with pytest.raises(ValueError, match='BudgetHook: .*' + message):
+        HOOKS.build(dict(type='BudgetHook', **options))
+
+
+def test_mistakes_show_before_the_first_step(make_runner, toy):
+    half = dict(type='BudgetHook', target=0.5)
+
+    def refused(message, *hooks, model=None):
+        runner = make_runner(hooks, model=model)
+        start = [p.clone() for p in runner.model.parameters()]
+        runner._init_model_weights = lambda: None
+        with pytest.raises(SetupError, match=message):
+            runner.train()
+        assert runner.iter == 0
+        for before, after in zip(start, runner.model.parameters(), strict=True):
+            assert torch.equal(before, after)
+
+    refused('an L0Hook as well', half, dict(type='L0Hook'))
+    refused('two of them', half, dict(type='BudgetHook', save=0.2))
+    refused(r'BudgetHook: the model ToyTask .* has no gates', half,
+            model=toy.task(dict(toy.backbone, gate=None)))  # fmt: skip
+    refused('cost of FBSGate backbone.layer1.0.gate1 is not learned', half,
+            model=toy.task(dict(toy.backbone, gate=dict(type='FBSGate'))))  # fmt: skip
+    refused("backbone='body' is no part of ToyTask", dict(half, backbone='body'))
+    model = toy.task()
+    refused(r'target=0.01 cannot be reached: stem.* cost (0\.\d+) .*above \1',
+            dict(half, target=0.01), model=model)  # fmt: skip
+    refused(r'target=0.3 cannot be reached: .* floor of 0.9, cost 0\.9',
+            dict(half, target=0.3, floor=0.9))  # fmt: skip

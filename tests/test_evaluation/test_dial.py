@@ -1,0 +1,64 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""The gate threshold as a dial."""
+
+import pytest
+import torch
+import torch.nn as nn
+from mmengine.model import BaseModel
+from mmengine.structures import BaseDataElement
+
+from fgc_mm.backbones import GatedResNet
+from fgc_mm.complexity import count_macs
+from fgc_mm.evaluation import BudgetError, ThresholdDial
+from fgc_mm.gates import find_gates
+
+
+class Task(BaseModel):
+    def __init__(self, **kwargs):
+        super().__init__()
+        self.backbone = GatedResNet(18, base_channels=8, stem_channels=8, **kwargs)
+        for gate in find_gates(self).values():
+            nn.init.normal_(gate.fc2.weight)
+            nn.init.normal_(gate.fc2.bias)
+
+    def forward(self, inputs, data_samples=None, mode='tensor'):
+        self.backbone(torch.stack(list(inputs)))
+        return [BaseDataElement() for _ in inputs]
+
+
+@pytest.fixture
+def batches():
+    torch.manual_seed(0)
+    return [dict(inputs=torch.randn(n, 3, size, size)) for n, size in ((4, 32), (2, 64))]
+
+
+def test_a_budget_is_found(batches):
+    model = Task().eval()
+    dial = ThresholdDial(model, batches)
+    thresholds = [dial.find(budget, tolerance=0.01) for budget in (0.45, 0.6, 0.8)]
+    assert thresholds[0] > thresholds[1] > thresholds[2]
+    for threshold, budget in zip(thresholds, (0.45, 0.6, 0.8), strict=True):
+        for gate in find_gates(model).values():
+            gate.threshold = threshold
+        counted = [i for b in batches for i in count_macs(model, b['inputs'], backbone='backbone')]
+        dense = sum(image.backbone_dense for image in counted)
+        found = sum(image.backbone_executed for image in counted) / dense
+        assert found == pytest.approx(budget, abs=0.011)
+        assert found == pytest.approx(dial.share(threshold), abs=1e-9)
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_out_of_reach(batches):
+    with pytest.raises(BudgetError, match=r'budget=0.001 is out of reach: .* executes 0\.\d+ to 1'):
+        ThresholdDial(Task().eval(), batches).find(0.001)
+
+
+def test_nothing_to_turn(batches):
+    with pytest.raises(ValueError, match='the calibration set is empty'):
+        ThresholdDial(Task().eval(), [])
+    with pytest.raises(ValueError, match='the model has no threshold'):
+        ThresholdDial(Task(gate=None).eval(), batches).find(0.5)
+    model = Task(gate=None)
+    model.backbone = GatedResNet(18, base_channels=8, gate=dict(type='FBSGate'))
+    with pytest.raises(ValueError, match=r'FBSGate .* has no threshold'):
+        ThresholdDial(model.eval(), batches).find(0.5)

@@ -1,0 +1,135 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""The threshold options of tools/test.py, and tools/tradeoff.py."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from mmengine.config import Config
+
+PROJECT = Path(__file__).parents[2]
+CONFIG = 'configs/demo/resnet18_digits_gated.py'
+
+
+@pytest.fixture
+def trained(run_tool, short_options, tmp_path):
+    options = short_options(CONFIG)
+    assert run_tool('train', CONFIG, '--work-dir', tmp_path, *options)[0] == 0
+    return tmp_path / 'epoch_1.pth'
+
+
+def test_thresholds_and_budgets(trained, run_tool, short_options, tmp_path):
+    args = [CONFIG, trained, '--work-dir', tmp_path]
+    options = short_options(CONFIG)
+    code, out, err = run_tool('test', *args, '--threshold', 0.5, 0.88, 0.95, *options)
+    assert code == 0, err
+    points = json.loads((tmp_path / 'dial.json').read_text())['points']
+    assert [p['threshold'] for p in points] == [0.5, 0.88, 0.95]
+    saved = [p['metrics']['macs/pruning_ratio'] for p in points]
+    assert saved[0] < saved[1] < saved[2]
+    assert '| threshold=0.88 | 1 |' in out
+    assert (tmp_path / 'dial.png').is_file()
+
+    figures = tmp_path / 'one.json'
+    code, out, err = run_tool('test', *args, '--budget', 0.6, '--out', figures, *options)
+    assert code == 0, err
+    assert 'budget 0.6: threshold' in out
+    metrics = json.loads(figures.read_text())['metrics']
+    # Calibrated on the same four pictures.
+    assert metrics['macs/pruning_ratio'] == pytest.approx(40, abs=1)
+
+    code, _, err = run_tool('test', *args, '--budget', 0.01, *options)
+    assert code == 2
+    assert 'budget=0.01 is out of reach' in err
+
+    collect = [f'one={figures}', f'dial={tmp_path / "dial.json"}']
+    folder = tmp_path / 'curve'
+    code, out, err = run_tool('tradeoff', '--collect', *collect, '--work-dir', folder)
+    assert code == 0, err
+    assert out.count('| one, ') == 1 and out.count('| dial, ') == 3
+    assert (folder / 'tradeoff.png').is_file()
+
+
+def test_a_network_without_gates_has_no_dial(run_tool, short_options, tmp_path):
+    config = 'configs/demo/resnet18_digits.py'
+    options = short_options(config)
+    assert run_tool('train', config, '--work-dir', tmp_path, *options)[0] == 0
+    args = [config, tmp_path / 'epoch_1.pth', '--work-dir', tmp_path]
+    code, _, err = run_tool('test', *args, '--threshold', 0.6, *options)
+    assert code == 2
+    assert 'the model has no threshold' in err
+
+
+@pytest.mark.parametrize(
+    ('args', 'message'),
+    [
+        (['--threshold', 1.0], '--threshold 1 must be within (0, 1)'),
+        (['--budget', 0], '--budget 0 must be within (0, 1]'),
+        (['--budget', 0.5, '--threshold', 0.5], 'give one of them'),
+        (['--budget', 0.5, '--calibration-images', -1], '--calibration-images -1'),
+        (['--threshold', 0.4, 0.5, '--out', 'x.pkl'], 'go to a .json file'),
+    ],
+)
+def test_mistakes_of_the_dial_are_one_message(args, message, run_tool):
+    code, _, err = run_tool('test', CONFIG, 'nowhere.pth', *args)
+    assert code == 2
+    assert message in err
+    assert 'Traceback' not in err
+
+
+@pytest.mark.parametrize(
+    ('args', 'message'),
+    [
+        (['--targets', 0.5], 'need a config'),
+        ([CONFIG, '--targets', 1.5], '--targets 1.5 must be within (0, 1]'),
+        ([CONFIG, '--targets', 0.5, '--coupling', 'with'], 'the config has no FGCHook'),
+        (['--collect', 'nowhere.json'], '--collect nowhere.json: write CURVE=FILE'),
+    ],
+)
+def test_mistakes_of_the_curve_are_one_message(args, message, run_tool, tmp_path):
+    code, _, err = run_tool('tradeoff', *args, '--work-dir', tmp_path)
+    assert code == 2
+    assert message in err
+
+
+def test_the_curve_of_a_config(run_tool, tmp_path):
+    args = [CONFIG, '--targets', 0.9, '--seeds', 0, 1, '--work-dir', tmp_path, '--dry-run']
+    code, out, err = run_tool('tradeoff', *args)
+    assert code == 0, err
+    assert out.count('train.py') == out.count('test.py') == 2
+    assert '# target=0.9, seed 1' in out
+    # What is there is not trained again.
+    for run in ('target=0.3/seed0', 'target=0.9/seed0'):
+        (tmp_path / run).mkdir(parents=True)
+        metrics = {'accuracy/top1': 97.0, 'macs/pruning_ratio': 70.0}
+        (tmp_path / run / 'figures.json').write_text(json.dumps(dict(metrics=metrics)))
+    args = [CONFIG, '--targets', 0.3, 0.9, '--work-dir', tmp_path]
+    code, out, err = run_tool('tradeoff', *args)
+    assert code == 0, err
+    assert '| target=0.9 | 1 | 97 | 70 |' in out
+    assert (tmp_path / 'tradeoff.png').is_file()
+    cfg = Config.fromfile(tmp_path / 'target=0.3/config.py')
+    assert cfg.custom_hooks[0] == dict(type='BudgetHook', target=0.3)
+
+
+@pytest.mark.parametrize('name', ['faster_rcnn_r18', 'pspnet_r18', 'resnet18'])
+def test_the_budget_demos_train(name, run_tool, short_options, tmp_path):
+    config = f'configs/demo/{name}_digits_budget.py'
+    options = short_options(config, 'load_from=None')
+    code, _, err = run_tool('train', config, '--work-dir', tmp_path, *options)
+    assert code == 0, err
+    state = torch.load(tmp_path / 'epoch_1.pth', weights_only=False)['budget']
+    assert state['seen'] == 2 and state['start'] > 0.6
+
+
+def test_a_budget_that_cannot_be_is_one_message(run_tool, short_options, tmp_path):
+    config = tmp_path / 'low.py'
+    config.write_text(
+        f"_base_ = '{PROJECT / CONFIG}'\ncustom_hooks = [dict(type='BudgetHook', target=0.001)]\n"
+    )
+    options = short_options(CONFIG)
+    code, _, err = run_tool('train', config, '--work-dir', tmp_path, *options)
+    assert code == 2
+    assert 'BudgetHook: target=0.001 cannot be reached' in err
+    assert 'Traceback' not in err
