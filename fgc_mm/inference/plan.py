@@ -16,6 +16,9 @@ GATHER_ROWS = 30.0
 """Copying one weight, along with all others of its output channel."""
 GATHER_COLUMNS = 70.0
 """Copying one weight that lies alone."""
+PACK = 70.0
+"""What a convolution does with each weight before it computes: on small maps it is
+most of the work."""
 TOUCH = 35.0
 """Reading and writing one value of a feature map."""
 CALL = 1.5e7
@@ -127,7 +130,7 @@ class Planner:
             channels = {gate: len(index) for gate, index in part.channels.items()}
             for conv in self.convs:
                 weights = conv.weights(channels)
-                total += count * positions * conv.scale * conv.lanes(channels)
+                total += count * positions * conv.scale * conv.lanes(channels) + PACK * weights
                 if conv.out_gate in channels:
                     total += GATHER_ROWS * weights
                 if conv.in_gate in channels and not conv.depthwise:
