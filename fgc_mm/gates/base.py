@@ -87,6 +87,23 @@ class Gate(BaseModule):
         Returns:
             Tensor: B x channels, what the feature is multiplied with.
         """
+        multiplier, record = self.decision(x)
+        self.record = record
+        if record.logits.requires_grad:
+            # Once the gradient has passed here nobody needs the graph any more:
+            # a record must not keep the activations of a step alive.
+            record.logits.register_hook(_Release(record))
+        return multiplier
+
+    def decision(self, x: Tensor) -> tuple[Tensor, GateRecord]:
+        """Decide without leaving a record, for tracers and several threads.
+
+        Args:
+            x (Tensor): The pooled block input, or the block input itself.
+
+        Returns:
+            tuple: As :meth:`decide`, with ``forced`` taken into account.
+        """
         if x.dim() == 4:
             x = self.pool(x)
         if x.dim() != 2 or x.size(1) != self.in_channels:
@@ -99,12 +116,7 @@ class Gate(BaseModule):
         if self.forced is not None:
             multiplier = self._forced_mask(record)
             record = GateRecord(record.logits, record.probs, multiplier)
-        self.record = record
-        if record.logits.requires_grad:
-            # Once the gradient has passed here nobody needs the graph any more:
-            # a record must not keep the activations of a step alive.
-            record.logits.register_hook(_Release(record))
-        return multiplier
+        return multiplier, record
 
     def modulate(self, feature: Tensor, multiplier: Tensor) -> Tensor:
         """Multiply the feature channel by channel.
