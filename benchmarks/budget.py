@@ -88,14 +88,10 @@ def dense_run(task: Task, folder: Path) -> Optional[Run]:
 def budget_runs(name: str, args: argparse.Namespace, folder: Path) -> list[Run]:
     """All networks of a task."""
     task = TASKS[name]
-    points = [
-        Point(f'{name} target={t}', {'BudgetHook.target': t}, BUDGET) for t in args.targets
-    ]
+    points = [Point(f'{name} target={t}', {'BudgetHook.target': t}, BUDGET) for t in args.targets]
     rhos = task.rho if args.rho is None else args.rho
     points += [Point(f'{name} rho={r}', {'L0Hook.rho': r}, FIXED) for r in rhos]
-    return make_runs(
-        config_of(task.budget), points, args.seeds, folder, args.cfg_options, TOOLS
-    )
+    return make_runs(config_of(task.budget), points, args.seeds, folder, args.cfg_options, TOOLS)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ def pool_mean(x: Tensor) -> Tensor:
     """Mean over the positions, at least in float32."""
     half = x.dtype in (torch.float16, torch.bfloat16)
     dtype = torch.float32 if half else None
-    if x.size(2) * x.size(3) >= 1024 and x.is_contiguous(memory_format=torch.channels_last):
+    last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    if last and x.size(2) * x.size(3) >= 1024:
         # One dimension is reduced faster than two.
         return x.permute(0, 2, 3, 1).flatten(1, 2).mean(dim=1, dtype=dtype)
     return x.mean(dim=(2, 3), dtype=dtype)
@@ -116,6 +117,17 @@ class Gate(BaseModule):
         Returns:
             Tensor: B x channels, what the feature is multiplied with.
         """
+        return self.settle(*self.decision(x))
+
+    def decision(self, x: Tensor) -> tuple[Tensor, GateRecord]:
+        """Decide without leaving a record, for tracers and several threads.
+
+        Args:
+            x (Tensor): The pooled block input, or the block input itself.
+
+        Returns:
+            tuple: As :meth:`decide`, with ``forced`` taken into account.
+        """
         if x.dim() == 4:
             x = self.pool(x)
         if x.dim() != 2 or x.size(1) != self.in_channels:
@@ -124,22 +136,25 @@ class Gate(BaseModule):
                 f'in_channels={self.in_channels}'
             )
         with torch.autocast(x.device.type, enabled=False):
-            multiplier, record = self.decide(x.to(self._dtype()))
-        return self.settle(multiplier, record)
+            return self.impose(*self.decide(x.to(self._dtype())))
+
+    def impose(self, multiplier: Tensor, record: GateRecord) -> tuple[Tensor, GateRecord]:
+        """A decision, or in its place that of ``forced`` if there is one."""
+        if self.forced is not None:
+            multiplier = self._forced_mask(record)
+            record = GateRecord(record.logits, record.probs, multiplier)
+        return multiplier, record
 
     def settle(self, multiplier: Tensor, record: GateRecord) -> Tensor:
-        """Keep the record of a decision, or that of the one that is forced.
+        """Keep the record of a decision.
 
         Args:
             multiplier (Tensor): B x channels, what was decided.
             record (GateRecord): Its record.
 
         Returns:
-            Tensor: B x channels, what the feature is multiplied with.
+            Tensor: The multiplier.
         """
-        if self.forced is not None:
-            multiplier = self._forced_mask(record)
-            record = GateRecord(record.logits, record.probs, multiplier)
         self.record = record
         if record.logits.requires_grad:
             # Once the gradient has passed here nobody needs the graph any more:

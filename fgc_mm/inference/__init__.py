@@ -1,4 +1,6 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+from .export import Exported, Picture, export
+from .export_files import export_checkpoint
 from .slim import GateUsage, Slimmed, slim
 from .slim_files import load_fitting, slim_checkpoint, write_files
 from .slim_report import format_slim_report
@@ -6,12 +8,16 @@ from .sparse import disable_sparse, enable_sparse, is_sparse
 from .sparse_hook import SparseInferenceHook, add_sparse_hook
 
 __all__ = [
+    'Exported',
     'GateUsage',
+    'Picture',
     'Slimmed',
     'SparseInferenceHook',
     'add_sparse_hook',
     'disable_sparse',
     'enable_sparse',
+    'export',
+    'export_checkpoint',
     'format_slim_report',
     'is_sparse',
     'load_fitting',

@@ -87,10 +87,11 @@ class GateBundle:
         masks = torch.gt(probs, self._threshold(probs), out=torch.empty_like(probs))
         widths = [gate.channels for gate in gates]
         pieces = zip(*(each.split(widths, dim=1) for each in (logits, probs, masks)), strict=True)
-        return {
-            name: gate.settle(record[2], GateRecord(*record))
-            for (name, gate), record in zip(self.gates.items(), pieces, strict=True)
-        }
+        multipliers = {}
+        for (name, gate), piece in zip(self.gates.items(), pieces, strict=True):
+            decided = gate.impose(piece[2], GateRecord(*piece))
+            multipliers[name] = gate.settle(*decided)
+        return multipliers
 
     def _threshold(self, like: Tensor) -> Union[float, Tensor]:
         """One number, or one for each channel if the gates' own differ."""

@@ -129,7 +129,7 @@ def write_files(files: dict[Path, Any]) -> None:
     """Write several files, all or none.
 
     Args:
-        files (dict): Path -> text, or what ``torch.save`` writes.
+        files (dict): Path -> text, bytes, or what ``torch.save`` writes.
     """
     fresh: dict[Path, str] = {}
     try:
@@ -139,6 +139,8 @@ def write_files(files: dict[Path, Any]) -> None:
             with os.fdopen(handle, 'wb') as file:
                 if isinstance(content, str):
                     file.write(content.encode())
+                elif isinstance(content, bytes):
+                    file.write(content)
                 else:
                     torch.save(content, file)
         for path, part in fresh.items():

@@ -6,7 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from mmengine.utils import ManagerMixin
+import torch
+import torch.nn as nn
+from mmengine.config import Config
+from mmengine.registry import MODELS, DefaultScope
+from mmengine.utils import ManagerMixin, import_modules_from_strings
+
+import fgc_mm  # noqa: F401
+from fgc_mm.gates import find_gates
 
 PROJECT = Path(__file__).parents[2]
 # A demo config shrunk to two steps, by --cfg-options alone.
@@ -37,6 +44,27 @@ def short_options(demo_root):
         return ['--cfg-options', *SHORT, *roots, f'demo_data.root={demo_root}', *more]
 
     return options
+
+
+@pytest.fixture
+def demo_checkpoint(monkeypatch):
+    """Writes weights of a demo model whose gates depend on the picture."""
+    monkeypatch.chdir(PROJECT)
+
+    def write(name, path):
+        cfg = Config.fromfile(f'configs/demo/{name}.py')
+        import_modules_from_strings(cfg.default_scope)
+        torch.manual_seed(0)
+        with DefaultScope.overwrite_default_scope(cfg.default_scope):
+            import_modules_from_strings(f'{cfg.default_scope}.models')
+            model = MODELS.build(cfg.model)
+        model.init_weights()
+        for gate in find_gates(model).values():
+            nn.init.normal_(gate.fc2.weight, std=2)
+            nn.init.zeros_(gate.fc2.bias)
+        torch.save(dict(state_dict=model.state_dict(), meta=dict(epoch=3)), path)
+
+    return write
 
 
 def subclasses(kind):

@@ -5,14 +5,6 @@ import json
 import os
 
 import pytest
-import torch
-import torch.nn as nn
-from mmengine.config import Config
-from mmengine.registry import MODELS, DefaultScope
-from mmengine.utils import import_modules_from_strings
-
-import fgc_mm  # noqa: F401
-from fgc_mm.gates import find_gates
 
 DEMOS = {
     'resnet18_digits_gated': 'accuracy/top1',
@@ -21,25 +13,10 @@ DEMOS = {
 }
 
 
-def checkpoint_of(name, path):
-    """Weights of a demo model whose gates depend on the picture."""
-    cfg = Config.fromfile(f'configs/demo/{name}.py')
-    import_modules_from_strings(cfg.default_scope)
-    torch.manual_seed(0)
-    with DefaultScope.overwrite_default_scope(cfg.default_scope):
-        import_modules_from_strings(f'{cfg.default_scope}.models')
-        model = MODELS.build(cfg.model)
-    model.init_weights()
-    for gate in find_gates(model).values():
-        nn.init.normal_(gate.fc2.weight, std=2)
-        nn.init.zeros_(gate.fc2.bias)
-    torch.save(dict(state_dict=model.state_dict(), meta=dict(epoch=3)), path)
-
-
 @pytest.mark.parametrize('name', DEMOS)
-def test_slim_then_test_masked_and_sparse(name, run_tool, short_options, tmp_path):
+def test_slim_then_test_masked_and_sparse(name, run_tool, short_options, demo_checkpoint, tmp_path):
     config, checkpoint = f'configs/demo/{name}.py', tmp_path / 'model.pth'
-    checkpoint_of(name, checkpoint)
+    demo_checkpoint(name, checkpoint)
     options = short_options(config)
     code, out, err = run_tool('slim', config, checkpoint, '--work-dir', tmp_path / 'w', *options)
     assert code == 0, err
@@ -68,9 +45,9 @@ def test_slim_then_test_masked_and_sparse(name, run_tool, short_options, tmp_pat
         assert figures[kind][macs] < figures['before'][macs]
 
 
-def test_tolerance_reports_the_change(run_tool, short_options, tmp_path):
+def test_tolerance_reports_the_change(run_tool, short_options, demo_checkpoint, tmp_path):
     config, checkpoint = 'configs/demo/resnet18_digits_gated.py', tmp_path / 'model.pth'
-    checkpoint_of('resnet18_digits_gated', checkpoint)
+    demo_checkpoint('resnet18_digits_gated', checkpoint)
     args = ['--out-dir', tmp_path / 'out', '--work-dir', tmp_path / 'w', '--tolerance', '0.5']
     code, out, err = run_tool('slim', config, checkpoint, *args, *short_options(config))
     assert code == 0, err
@@ -84,10 +61,12 @@ def test_tolerance_reports_the_change(run_tool, short_options, tmp_path):
     assert set(report['metrics']['before']) == set(report['metrics']['after'])
 
 
-def test_mistakes_are_one_message_and_leave_no_file(run_tool, short_options, tmp_path):
+def test_mistakes_are_one_message_and_leave_no_file(
+    run_tool, short_options, demo_checkpoint, tmp_path
+):
     gated, dense = (f'configs/demo/resnet18_digits{s}.py' for s in ('_gated', ''))
     checkpoint = tmp_path / 'model.pth'
-    checkpoint_of('resnet18_digits_gated', checkpoint)
+    demo_checkpoint('resnet18_digits_gated', checkpoint)
     broken = tmp_path / 'broken.pth'
     broken.write_bytes(checkpoint.read_bytes()[:1000])
     before = sorted(os.listdir(tmp_path))

@@ -1,0 +1,118 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""From a config and a checkpoint to an exported network."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any, Optional
+
+import torch
+import torch.nn as nn
+from mmengine.config import Config
+from mmengine.dataset import Compose, pseudo_collate
+from mmengine.runner import Runner
+from torch.utils.data import DataLoader
+
+from ..datasets import BrokenPictureError, picture_fault
+from ..engine import unwrap
+from .export import Exported, Picture, export
+from .export_formats import FORMATS
+from .export_parts import find_part
+from .pictures import find_pictures
+from .slim_files import load_fitting
+
+
+def export_checkpoint(
+    cfg: Config,
+    runner: Runner,
+    checkpoint: str,
+    images: Optional[Sequence[str]] = None,
+    count: int = 4,
+    **options: Any,
+) -> Exported:
+    """Export a checkpoint, checked on pictures of the test set.
+
+    Args:
+        cfg (Config): The config.
+        runner (Runner): Built from it; its model is loaded here.
+        checkpoint (str): File of the weights.
+        images (Sequence[str], optional): Pictures, or folders of them, in place
+            of the test set's. Defaults to None.
+        count (int): How many pictures to check with. Defaults to 4.
+        options: See :func:`export`.
+
+    Returns:
+        Exported: The network.
+
+    Raises:
+        ValueError: If there is nothing to export or to check with, the
+            checkpoint does not fit, or the check fails.
+        FileNotFoundError: If a picture does not exist.
+        ImportError: If a package is missing.
+    """
+    FORMATS[options.get('file_format', 'onnx')](options.get('opset', 17))  # before the long part
+    model = unwrap(runner.model).cpu()
+    find_part(model, options.get('part', 'model'))
+    loaded = load_fitting(model, checkpoint)
+    model.eval()
+    known = dict((loaded.get('meta') or {}).get('dataset_meta') or {})
+    if images:
+        batches = _batches_of(images, cfg)
+    else:
+        loader = _test_loader(cfg, runner)
+        known = {**getattr(loader.dataset, 'metainfo', {}), **known}
+        batches = iter(loader)
+    pictures = [_picture(model, batch) for _, batch in zip(range(count), batches, strict=False)]
+    if not pictures:
+        raise ValueError('the test set, test_dataloader, has no images to check with')
+    metadata = dict(options.pop('metadata', None) or {})
+    # mmpretrain's datasets write upper case into a checkpoint
+    classes = known.get('classes') or known.get('CLASSES')
+    if classes:
+        metadata['classes'] = list(classes)
+    return export(model, pictures, metadata=metadata, **options)
+
+
+@torch.no_grad()
+def _picture(model: nn.Module, batch: dict) -> Picture:
+    inputs = batch['inputs']
+    raw = inputs if isinstance(inputs, torch.Tensor) else torch.stack(list(inputs))
+    data = model.data_preprocessor(copy.deepcopy(batch), False)  # type: ignore[operator]
+    return Picture(raw, data['inputs'])
+
+
+def _test_loader(cfg: Config, runner: Runner) -> DataLoader:
+    """The test set, picture by picture."""
+    if cfg.get('test_dataloader') is None:
+        raise ValueError('the config has no test_dataloader to check with: give pictures (--image)')
+    loader_cfg = copy.deepcopy(cfg.test_dataloader)
+    loader_cfg.update(batch_size=1, num_workers=0, persistent_workers=False)
+    loader_cfg.pop('batch_sampler', None)
+    try:
+        return runner.build_dataloader(loader_cfg)
+    except ValueError as error:  # mmengine cannot build an empty dataset
+        raise ValueError(
+            f'the test set, test_dataloader, has no images or cannot be read: {error}'
+        ) from error
+
+
+def _batches_of(images: Sequence[str], cfg: Config) -> Iterator[dict]:
+    """Pictures through the test pipeline, which needs no annotations then."""
+    dataset: Any = (cfg.get('test_dataloader') or {}).get('dataset') or {}
+    while 'pipeline' not in dataset and ('dataset' in dataset or 'datasets' in dataset):
+        dataset = dataset.get('dataset') or dataset['datasets'][0]
+    steps = [step for step in dataset.get('pipeline') or [] if 'Annotations' not in step['type']]
+    if not steps:
+        raise ValueError('the config has no test_dataloader.dataset.pipeline to read pictures with')
+    if 'LoadImage' not in steps[0]['type']:  # of datasets that hold arrays
+        steps.insert(0, dict(type='LoadImageFromFile'))
+    pipeline = Compose(steps)
+    for path in [found for image in images for found in find_pictures(image)]:
+        try:
+            yield pseudo_collate([pipeline(dict(img_path=path, img_id=0))])
+        except Exception as error:
+            fault = picture_fault(path)
+            if fault is None:
+                raise
+            raise BrokenPictureError(fault) from error

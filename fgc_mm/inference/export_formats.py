@@ -1,0 +1,204 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""The formats of export: how each is recorded, annotated and run."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import io
+import json
+import warnings
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .export_block import FORMS
+from .export_parts import Recorded
+
+INPUT = 'image'
+METADATA = 'metadata.json'
+AXES = {0: 'batch', 2: 'height', 3: 'width'}
+Run = Callable[[Tensor], Sequence[Tensor]]
+
+
+class Format:
+    """A file format.
+
+    Args:
+        opset (int): Version of ONNX's operators. Defaults to 17.
+
+    Attributes:
+        forms (tuple[str]): Forms of gated blocks it can hold.
+    """
+
+    forms = FORMS
+
+    def __init__(self, opset: int = 17) -> None:
+        self.opset = opset
+
+    @abstractmethod
+    def record(self, network: Recorded, example: Tensor, dynamic: Sequence[int]) -> bytes:
+        """Record a network.
+
+        Args:
+            network (Recorded): The network, after a pass of its own.
+            example (Tensor): B x 3 x H x W.
+            dynamic (Sequence[int]): Dimensions of the input that may change.
+
+        Returns:
+            bytes: The content of the file.
+        """
+
+    @abstractmethod
+    def annotate(self, content: bytes, metadata: Mapping[str, str]) -> bytes:
+        """Add metadata to a recorded network."""
+
+    @abstractmethod
+    def load(self, content: bytes) -> Run:
+        """What runs a recorded network."""
+
+
+class Onnx(Format):
+    """ONNX, by the exporter that traces: the one by torch.export needs
+    onnxscript, takes far longer, and cannot soundly record weights whose number
+    of channels depends on the image."""
+
+    def __init__(self, opset: int = 17) -> None:
+        super().__init__(opset)
+        need('onnx', 'onnxruntime')
+
+    def record(self, network: Recorded, example: Tensor, dynamic: Sequence[int]) -> bytes:
+        axes = {dim: AXES[dim] for dim in dynamic}
+        changing = {INPUT: axes}
+        for name, out in zip(network.names, network(example), strict=True):
+            # The size of maps follows from that of the picture.
+            own = {0: axes[0]} if 0 in axes else {}
+            if out.dim() == 4 and 2 in axes:
+                own.update({2: f'{name}_height', 3: f'{name}_width'})
+            changing[name] = own
+        options: dict[str, Any] = {}
+        if 'dynamo' in inspect.signature(torch.onnx.export).parameters:
+            options['dynamo'] = False
+        buffer = io.BytesIO()
+        torch.onnx.export(
+            network,
+            (example,),
+            buffer,
+            opset_version=self.opset,
+            input_names=[INPUT],
+            output_names=list(network.names),
+            dynamic_axes={name: own for name, own in changing.items() if own},
+            **options,
+        )
+        return buffer.getvalue()
+
+    def annotate(self, content: bytes, metadata: Mapping[str, str]) -> bytes:
+        import onnx
+
+        model = onnx.load_from_string(content)
+        onnx.checker.check_model(model)
+        onnx.helper.set_model_props(model, dict(metadata))
+        return model.SerializeToString()
+
+    def load(self, content: bytes) -> Run:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        options.log_severity_level = 3
+        # Threads that wait for work would slow others down, in checks and benchmarks.
+        options.add_session_config_entry('session.intra_op.allow_spinning', '0')
+        session = onnxruntime.InferenceSession(content, options, ['CPUExecutionProvider'])
+
+        def run(x: Tensor) -> list[Tensor]:
+            return [torch.from_numpy(out) for out in session.run(None, {INPUT: x.numpy()})]
+
+        return run
+
+
+class TorchScript(Format):
+    """A trace of ``torch.jit``."""
+
+    def record(self, network: Recorded, example: Tensor, dynamic: Sequence[int]) -> bytes:
+        # Every size may change; whether it does is seen by running it.
+        traced = torch.jit.trace(network, (example,), check_trace=False)
+        buffer = io.BytesIO()
+        torch.jit.save(torch.jit.freeze(traced.eval()), buffer)
+        return buffer.getvalue()
+
+    def annotate(self, content: bytes, metadata: Mapping[str, str]) -> bytes:
+        buffer = io.BytesIO()
+        extra = {METADATA: json.dumps(dict(metadata))}
+        torch.jit.save(torch.jit.load(io.BytesIO(content)), buffer, _extra_files=extra)
+        return buffer.getvalue()
+
+    def load(self, content: bytes) -> Run:
+        return torch.jit.load(io.BytesIO(content))
+
+
+class TorchExport(Format):
+    """A program of ``torch.export``. Convolutions with weights whose number of
+    channels depends on the image are beyond it (torch 2.8:
+    ``GuardOnDataDependentSymNode``)."""
+
+    forms = ('masked',)
+
+    def record(self, network: Recorded, example: Tensor, dynamic: Sequence[int]) -> bytes:
+        shape = dict.fromkeys(dynamic, torch.export.Dim.AUTO)
+        program = torch.export.export(network, (example,), dynamic_shapes=(shape,), strict=False)
+        return self._save(program, {})
+
+    def annotate(self, content: bytes, metadata: Mapping[str, str]) -> bytes:
+        program = torch.export.load(io.BytesIO(content))
+        return self._save(program, {METADATA: json.dumps(dict(metadata))})
+
+    def load(self, content: bytes) -> Run:
+        return torch.export.load(io.BytesIO(content)).module()
+
+    def _save(self, program: Any, extra: dict[str, str]) -> bytes:
+        buffer = io.BytesIO()
+        torch.export.save(program, buffer, extra_files=extra)
+        return buffer.getvalue()
+
+
+FORMATS: dict[str, type[Format]] = dict(
+    onnx=Onnx, torchscript=TorchScript, torch_export=TorchExport
+)
+
+
+def need(*packages: str) -> None:
+    """See that packages are there.
+
+    Raises:
+        ImportError: If one is missing; it says what to install.
+    """
+    for package in packages:
+        try:
+            importlib.import_module(package)
+        except ImportError as error:
+            raise ImportError(
+                f'export to ONNX needs the package {package}, which does not import ({error}): '
+                "pip install '.[export]' in a clone of fgc_mm, or pip install onnx onnxruntime"
+            ) from error
+
+
+def record(form: Format, network: Recorded, example: Tensor, dynamic: Sequence[int]) -> bytes:
+    """Record a network, without what tracers say about sizes that are fixed.
+
+    Raises:
+        ValueError: If the network has something the format cannot hold.
+    """
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter('ignore')
+            return form.record(network, example, dynamic)
+    except Exception as error:  # every recorder has its own, without a common base
+        hint = '; a fixed image size (--fixed-size) may help' if 2 in dynamic else ''
+        reason = str(error).strip().splitlines() or ['']
+        raise ValueError(
+            f'{type(network.part.model).__name__} cannot be exported as {type(form).__name__}: '
+            f'{type(error).__name__}: {reason[0]}{hint}'
+        ) from error

@@ -1,0 +1,112 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""Export a gated network to ONNX, TorchScript or torch.export, checked on pictures.
+
+Nothing is written unless the exported network agrees with PyTorch.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from mmengine.config import DictAction
+
+import fgc_mm  # registers gates, backbones and hooks
+from fgc_mm.engine import launch
+from fgc_mm.inference import Exported, export_checkpoint, write_files
+from fgc_mm.inference.export_block import FORMS
+from fgc_mm.inference.export_formats import FORMATS
+from fgc_mm.inference.export_parts import PARTS
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('config', help='config file of a model with gates')
+    parser.add_argument('checkpoint', help='checkpoint file')
+    parser.add_argument('--out', required=True, help='file to write, such as model.onnx')
+    parser.add_argument(
+        '--part', choices=PARTS, default='model', help='all that exports, or the backbone alone'
+    )
+    parser.add_argument('--format', choices=FORMATS, default='onnx', help='file format')
+    parser.add_argument(
+        '--form',
+        choices=FORMS,
+        default='masked',
+        help='closed channels multiplied by zero, or not computed (single images)',
+    )
+    parser.add_argument('--with-gates', action='store_true', help='masks of the gates as outputs')
+    parser.add_argument(
+        '--with-preprocess', action='store_true', help='channel order, mean, std and padding inside'
+    )
+    parser.add_argument(
+        '--fixed-size', action='store_true', help='only images of the size of the first one checked'
+    )
+    parser.add_argument('--opset', type=int, default=17, help="version of ONNX's operators")
+    parser.add_argument(
+        '--image', nargs='+', help='pictures or folders to check with, not the test set'
+    )
+    parser.add_argument('--count', type=int, default=4, help='how many pictures to check with')
+    parser.add_argument('--work-dir', help='where logs go')
+    parser.add_argument(
+        '--cfg-options', nargs='+', action=DictAction, help='override settings of the config'
+    )
+    parser.set_defaults(launcher='none', local_rank=0)
+    return parser.parse_args()
+
+
+def print_report(result: Exported, args: argparse.Namespace) -> None:
+    def row(title: str, text: str) -> None:
+        print(f'{title:<14}{text}')
+
+    meta = result.metadata
+    row('Exported', f'{meta["part"]}, {args.format}, {args.form}, {meta["gates"]} gates inside')
+    free = ', '.join(result.dynamic) or 'nothing'
+    row('Input', f'image, 1 x 3 x height x width; may change: {free}')
+    for name, shape in result.outputs.items():
+        row('Output', f'{name}  {" x ".join(map(str, shape))}')
+    for what, difference in result.checks.items():
+        row('Checked', f'{what}: largest difference from PyTorch {difference:.2g}')
+    dense, executed = (float(meta[f'macs_backbone_{kind}']) for kind in ('dense', 'executed'))
+    row('Backbone', f'{dense / 1e9:.4g} G MACs dense, {executed / 1e9:.4g} G open, mean of these')
+    for notice in result.notices:
+        row('Note', notice)
+
+
+def main() -> None:
+    args = parse_args()
+    out = Path(args.out)
+    if not out.parent.is_dir():
+        raise launch.UsageError(f'--out {out}: the folder {out.parent} does not exist')
+    if out.is_dir():
+        raise launch.UsageError(f'--out {out} is a folder; name a file in it')
+    if args.count < 1:
+        raise launch.UsageError(f'--count {args.count} must be at least 1')
+    cfg = launch.load_config(args)
+    checkpoint = launch.existing(args.checkpoint)
+    launch.prepare(cfg, splits=() if args.image else ('test',))
+    runner = launch.build_runner(cfg)
+    try:
+        result = export_checkpoint(
+            cfg,
+            runner,
+            checkpoint,
+            args.image,
+            args.count,
+            part=args.part,
+            file_format=args.format,
+            form=args.form,
+            with_gates=args.with_gates,
+            with_preprocess=args.with_preprocess,
+            fixed_size=args.fixed_size,
+            opset=args.opset,
+            metadata=dict(config=Path(args.config).name, fgc_mm=fgc_mm.__version__),
+        )
+    except (ValueError, FileNotFoundError, ImportError) as error:
+        raise launch.UsageError(str(error)) from error
+    write_files({out: result.content})
+    print_report(result, args)
+    print(f'{"Written":<14}{out} ({out.stat().st_size / 2**20:.1f} MiB)')
+
+
+if __name__ == '__main__':
+    launch.run(main)
