@@ -14,7 +14,9 @@ def models(project):
 
 def test_every_config_is_listed_once(models, project):
     listed = [model['Config'] for model in models]
-    assert sorted(listed) == sorted(f'configs/{p.name}' for p in (project / 'configs').glob('*.py'))
+    papers = [path for path in listed if path.count('/') == 1]
+    assert sorted(papers) == sorted(f'configs/{p.name}' for p in (project / 'configs').glob('*.py'))
+    assert len(set(listed)) == len(listed)
     assert [model['Name'] for model in models] == [path[8:-3] for path in listed]
 
 
@@ -30,10 +32,20 @@ def test_metadata_is_that_of_the_config(models, project):
 
 
 def test_figures_are_marked_as_the_papers(models):
-    with_figures = [model for model in models if 'Results' in model]
+    with_figures = [m for m in models if 'Results' in m and '/' not in m['Name']]
     assert len(with_figures) == 3 * (3 + 3 + 2 + 1 + 2) + 4
     for model in with_figures:
         for result in model['Results']:
             assert result['Reported By'].startswith('the paper ('), model['Name']
             assert 'Pruning Ratio' in result['Metrics'] and len(result['Metrics']) > 1
         assert 'Weights' not in model
+
+
+def test_measured_figures_name_their_command(models):
+    measured = [m for m in models if '/' in m['Name']]
+    assert measured
+    for model in measured:
+        for result in model['Results']:
+            assert result['Measured By'] == 'this project' and 'Reported By' not in result
+            assert f'tools/train.py {model["Config"]}' in result['Command'], model['Name']
+            assert f'tools/test.py {model["Config"]} work_dirs/' in result['Command'], model['Name']
