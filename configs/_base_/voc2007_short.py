@@ -1,4 +1,4 @@
-# Pieces of the short detection protocol, taken by name (`_base_.short_voc`, ...): small pictures, five epochs of a
+# Pieces of the short detection protocol, taken by name (`_base_.short_scale`, ...): small pictures, five epochs of a
 # few hundred pictures, and the public caffe-style ResNet-50. Nothing here acts by itself.
 short_scale = (320, 240)
 short_pipelines = dict(
