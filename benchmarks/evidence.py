@@ -143,7 +143,7 @@ def coupled_layers(cfg: Config):
 
 def compare(gated: Point, fgc: Point, seed: int, k: int) -> dict:
     """Figures of both ways at one openness."""
-    store = fgc.folder / f'{fgc.name}_seed{seed}' / 'evidence.json'
+    store = fgc.folder / f'{fgc.name}_seed{seed}' / f'evidence_k{k}.json'
     if store.exists():
         return json.loads(store.read_text())
     runs = [point.train(seed) for point in (gated, fgc)]

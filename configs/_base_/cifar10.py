@@ -7,4 +7,6 @@ custom_imports = dict(imports=['fgc_mm'])
 train_dataloader = dict(batch_size=256, dataset=dict(type='CIFARBinary'))
 val_dataloader = dict(batch_size=256, dataset=dict(type='CIFARBinary'))
 test_dataloader = val_dataloader
+val_evaluator = dict(topk=(1, 5))
+test_evaluator = val_evaluator
 default_hooks = dict(checkpoint=dict(interval=10, max_keep_ckpts=2))

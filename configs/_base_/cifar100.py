@@ -9,4 +9,6 @@ train_dataloader = dict(
 val_dataloader = dict(
     batch_size=128, dataset=dict(type='CIFARBinary', variant='cifar100'))
 test_dataloader = val_dataloader
+val_evaluator = dict(topk=(1, 5))
+test_evaluator = val_evaluator
 default_hooks = dict(checkpoint=dict(interval=10, max_keep_ckpts=2))

@@ -1,5 +1,5 @@
-# Pieces of the short detection protocol, taken by name (`_base_.short_scale`, ...): small pictures, five epochs of a
-# few hundred pictures, and the public caffe-style ResNet-50. Nothing here acts by itself.
+# Pieces of the short detection protocol, taken by name (`_base_.short_scale`, ...): small pictures, 200 of them
+# for five epochs of training and 100 for the test, and the public caffe-style ResNet-50. Nothing here acts by itself.
 short_scale = (320, 240)
 short_pipelines = dict(
     train=[

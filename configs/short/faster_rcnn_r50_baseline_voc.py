@@ -5,8 +5,8 @@ model = dict(
     data_preprocessor=_base_.short_preprocessor,
     backbone=dict(
         init_cfg=dict(checkpoint=_base_.short_weights), **_base_.short_backbone))
-train_dataloader = dict(dataset=dict(pipeline=_base_.short_pipelines.train))
-val_dataloader = dict(dataset=dict(pipeline=_base_.short_pipelines.test))
+train_dataloader = dict(dataset=dict(pipeline=_base_.short_pipelines.train, indices=200))
+val_dataloader = dict(dataset=dict(pipeline=_base_.short_pipelines.test, indices=100))
 test_dataloader = val_dataloader
 train_cfg = dict(max_epochs=5, val_interval=5)
 # The usual 0.02 for 16 pictures: the paper's 0.001 is for longer trainings.

@@ -187,7 +187,8 @@ def tradeoff_figure(rows: Sequence[Row], metric: str, title: str = '') -> Figure
         dots = [(100 - x, y) for r in own for x, y in zip(r.ratio, r.metric, strict=True)]
         color = f'C{number}'
         axes.plot(*zip(*sorted(means), strict=True), marker='o', color=color, label=series or None)
-        axes.scatter(*zip(*dots, strict=True), s=8, alpha=0.5, color=color)
+        across, up = zip(*dots, strict=True)
+        axes.scatter(across, up, s=8, alpha=0.5, color=color)
     axes.set_xlabel("executed MACs of the backbone, % of the dense one's")
     axes.set_ylabel(metric)
     axes.set_title(title)

@@ -34,10 +34,8 @@ from .memory_bank import iter_chunks
 
 FORMS = ('sum_log', 'mean_log', 'log_sum')
 
-# Logits held at once, by each thread. On a CPU a piece should stay in the cache: at
-# B=256, N=50,000, D=64 on one core, loss and gradient took 63 to 66 ms of processor
-# time with 1,024 to 4,096 rows at once, 76 ms with 8,192 and 81 ms with 16,384.
-# Threads that work together should not meet too often.
+# Logits held at once, by each thread. On a CPU a piece should stay in the cache, and
+# threads that work together should not meet too often.
 _CPU_ELEMENTS = 1 << 18
 _CPU_SHARES = 4
 _DEVICE_ELEMENTS = 1 << 24
@@ -292,7 +290,8 @@ def _weighted_rows(
         bags = F.embedding_bag(found, bank.detach(), mode='sum', per_sample_weights=weights)
         if center is not None:
             bags = bags - weights.sum(dim=1, keepdim=True) * center
-        return bags.view(len(queries), -1, bank.size(1)).sum(dim=1)
+        per_query = (positives.size(1) + missing) // _BAG
+        return bags.view(len(queries), per_query, bank.size(1)).sum(dim=1)
     pull = torch.empty_like(queries)
     for part, rows in _gathered(queries, bank, positives):
         if center is not None:

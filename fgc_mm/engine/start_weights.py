@@ -74,6 +74,10 @@ def _maker(path: str, cfg: Config) -> Optional[str]:
     """The config whose work dir a checkpoint ``work_dirs/<config>/<file>`` lies in."""
     name = Path(path).parent.name
     beside = Path(cfg.filename).parent if cfg.filename else Path('configs')
+    # work_dirs/short/<config> belongs to configs/short/<config>.py.
+    below = Path('configs', *Path(path).parent.parts[1:]).with_suffix('.py')
+    if name and below.is_file():
+        return str(below)
     for folder in (beside, Path('configs')):
         for candidate in (folder / f'{name}.py', *sorted(folder.glob(f'*/{name}.py'))):
             if name and candidate.is_file():
@@ -106,6 +110,8 @@ def _torchvision(backbone: Mapping) -> Optional[str]:
     kind, depth = backbone.get('type'), backbone.get('depth')
     if backbone.get('base_channels', 64) != 64:  # there are none of another width
         return None
+    if backbone.get('style') == 'caffe':  # the stride is elsewhere, and so is the blue
+        return f'open-mmlab://detectron2/resnet{depth}_caffe' if depth in (50, 101) else None
     if depth not in (18, 34, 50, 101, 152) or not isinstance(kind, str):
         return None
     if kind.endswith('ResNetV1c'):

@@ -34,7 +34,7 @@ class Format:
         forms (tuple[str]): Forms of gated blocks it can hold.
     """
 
-    forms = FORMS
+    forms: tuple[str, ...] = FORMS
 
     def __init__(self, opset: int = 17) -> None:
         self.opset = opset
@@ -86,7 +86,7 @@ class Onnx(Format):
         torch.onnx.export(
             network,
             (example,),
-            buffer,
+            buffer,  # type: ignore[arg-type]
             opset_version=self.opset,
             input_names=[INPUT],
             output_names=list(network.names),

@@ -15,8 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from .stamp import Source, Stamp
 
-# Up to 64 x 64 positions a product took 0.75 to 1 times as long as the convolution
-# (float32, two x86 cores), from 128 x 128 on 1.1 to 1.3 times.
+# On larger maps the convolution is the faster of the two on a CPU.
 PRODUCT_POSITIONS = 8192
 
 

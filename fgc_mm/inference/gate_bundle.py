@@ -72,9 +72,13 @@ class GateBundle:
             dict[str, Tensor]: Name of the gate -> B x C, what its feature is
             multiplied with.
         """
+        with torch.autocast(x.device.type, enabled=False):
+            return self._decide(pool_mean(x))
+
+    def _decide(self, pooled: Tensor) -> dict[str, Tensor]:
         first, first_bias, second, second_bias = self._weights()
         gates = self.gates.values()
-        hidden = torch.addmm(first_bias, pool_mean(x).to(first.dtype), first)
+        hidden = torch.addmm(first_bias, pooled.to(first.dtype), first)
         if self.layer_norms:
             parts = hidden.split([gate.fc1.out_features for gate in gates], dim=1)
             parts = [

@@ -10,8 +10,8 @@ from typing import Optional
 
 import numpy as np
 
-# Costs in units of one MAC of a large convolution, measured on two x86 cores (AVX2)
-# at 70 GMAC/s. They only decide between ways with the same result.
+# Costs in units of one MAC of a large convolution, for x86 cores with AVX2, adjusted by
+# benchmarks/speed.py. They only decide between ways with the same result.
 GATHER_ROWS = 30.0
 """Copying one weight, along with all others of its output channel."""
 GATHER_COLUMNS = 70.0

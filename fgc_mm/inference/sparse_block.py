@@ -218,7 +218,7 @@ class _Layers:
             out = entry.norm(out)
         if plus is not None:
             out += plus
-        if type(act) is nn.ReLU:
+        if type(act) is nn.ReLU and not (act._forward_hooks or act._forward_pre_hooks):
             out = out.relu_()
         elif act is not None:
             out = act(out)

@@ -9,7 +9,9 @@ import pytest
 
 from fgc_mm.engine import FGCHook
 
-CONFIGS = sorted(path.stem for path in (Path(__file__).parents[2] / 'configs').glob('*.py'))
+FOLDER = Path(__file__).parents[2] / 'configs'
+CONFIGS = sorted(path.stem for path in FOLDER.glob('*.py'))
+SHORT = sorted(f'short/{path.stem}' for path in (FOLDER / 'short').glob('*.py'))
 METRICS = {'mmdet': 'pascal_voc/mAP', 'mmseg': 'mIoU', 'mmpretrain': 'accuracy/top1'}
 GATE_LOSSES = {
     'baseline': set(),
@@ -23,14 +25,18 @@ def stage(name):
     return re.search('_(baseline|bas|gated|fgc)_', name)[1]
 
 
-@pytest.mark.parametrize('name', CONFIGS)
+@pytest.mark.parametrize('name', CONFIGS + SHORT)
 def test_trains_and_tests(name, train_and_test, project):
     done = train_and_test(project / f'configs/{name}.py')
     assert done.iters == 2
     expected = set(GATE_LOSSES[stage(name)])
     if name == 'pspnet_r50_bas_cityscapes':  # one training in place of two stages
         expected.add('loss_l0')
-    ours = {'loss_l0', 'loss_batch_shaping', 'loss_fgc'}
+    if name.startswith('short/resnet20'):  # both stages in one
+        expected.add('loss_batch_shaping')
+    if '_budget_' in name:
+        expected = expected - {'loss_l0'} | {'loss_budget'}
+    ours = {'loss_l0', 'loss_batch_shaping', 'loss_fgc', 'loss_budget'}
     assert ours & set(done.losses) == expected
     assert all(math.isfinite(value) for value in done.losses.values()), done.losses
     assert METRICS[done.cfg.default_scope] in done.metrics

@@ -41,7 +41,7 @@ def test_figures_are_marked_as_the_papers(models):
         assert 'Weights' not in model
 
 
-def test_measured_figures_name_their_command(models):
+def test_measured_figures_name_their_command(models, project):
     measured = [m for m in models if '/' in m['Name']]
     assert measured
     for model in measured:
@@ -49,3 +49,8 @@ def test_measured_figures_name_their_command(models):
             assert result['Measured By'] == 'this project' and 'Reported By' not in result
             assert f'tools/train.py {model["Config"]}' in result['Command'], model['Name']
             assert f'tools/test.py {model["Config"]} work_dirs/' in result['Command'], model['Name']
+            start = Config.fromfile(project / model['Config']).get('load_from')
+            if start is not None:  # what it starts from has to be trained first
+                path = start.removeprefix('work_dirs/').rpartition('/')[0]
+                before = path if '/' in path else f'demo/{path}'
+                assert f'tools/train.py configs/{before}.py;' in result['Command'], model['Name']

@@ -97,6 +97,25 @@ HOOKS = [
 ]
 
 
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_resumed_epochs_are_the_same_with_layers_side_by_side(
+    digits_cfg, changes, tmp_path, train, two_threads
+):
+    hooks = [{**HOOKS[0], 'layers': [-2, -1]}, *HOOKS[1:]]
+    full = train(digits_cfg(hooks, max_epochs=3, **changes))
+    checkpoint = move(full.work_dir, tmp_path / 'elsewhere', 'epoch_2')
+    cfg = digits_cfg(hooks, work_dir='again', max_epochs=3, **changes)
+    cfg.update(resume=True, load_from=checkpoint)
+    assert_same(full, train(cfg))
+
+
 def test_resumed_epochs_are_the_same(digits_cfg, changes, tmp_path, train):
     full = train(digits_cfg(HOOKS, max_epochs=4, **changes))
     checkpoint = move(full.work_dir, tmp_path / 'elsewhere', 'epoch_2')

@@ -50,6 +50,14 @@ def test_same_decisions(norm1, norm2, batch):
     assert all(0 < float(mask.mean()) < 1 for mask in decided.values())
 
 
+@pytest.mark.parametrize('norm', ['BN', 'LN'])
+def test_autocast_does_not_reach_the_decision(norm):
+    gates = make_gates(NORMS[norm], NORMS[norm])
+    with torch.autocast('cpu', torch.bfloat16):
+        check(gates, torch.rand(2, 24, 9, 9))
+    assert all(gate.record.logits.dtype == torch.float32 for gate in gates.values())
+
+
 def test_every_gate_has_its_own_threshold():
     gates = make_gates(NORMS['BN'], NORMS['BN'])
     gates['gate2'].threshold = 0.9
