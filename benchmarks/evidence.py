@@ -21,6 +21,7 @@ import os
 import statistics
 import tempfile
 from pathlib import Path
+from typing import Optional, Union
 
 import numpy as np
 import torch
@@ -52,8 +53,17 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--eta', type=float, nargs='+', help="weights in place of the config's")
     parser.add_argument('--form', help="contrast in place of the config's")
     parser.add_argument('--k', type=int, help="neighbours in place of the config's")
+    parser.add_argument('--space', help="'logits' or 'probs' in place of the config's")
+    parser.add_argument('--layers', help="such as last_stage or -2,-1, in place of the config's")
     parser.add_argument('--train-only', action='store_true', help='no evaluation, no table')
     return parser.parse_args()
+
+
+def blocks(text: Optional[str]) -> Union[str, list[int], None]:
+    """Numbers of blocks, or a name that FGCHook knows."""
+    if text is None or text.lstrip('-')[:1].isalpha():
+        return text
+    return [int(number) for number in text.split(',')]
 
 
 class Point:
@@ -62,7 +72,8 @@ class Point:
     def __init__(self, config: str, folder: Path, **changes) -> None:
         self.base, self.folder = PROJECT / config, folder
         changes = {name: value for name, value in changes.items() if value is not None}
-        self.name = self.base.stem + ''.join(f'_{n}{v}' for n, v in changes.items())
+        plain = {n: str(v).strip('[]').replace(' ', '') for n, v in changes.items()}
+        self.name = self.base.stem + ''.join(f'_{n}{v}' for n, v in plain.items())
         hooks = Config.fromfile(self.base).to_dict()['custom_hooks']
         self.hooks = set_fields(hooks, {f'FGCHook.{n}': v for n, v in changes.items()})
 
@@ -203,7 +214,8 @@ def main() -> None:
     gated_config, fgc_config = PROTOCOLS[args.protocol]
     gated = Point(gated_config, folder)
     for eta in args.eta or [None]:
-        fgc = Point(fgc_config, folder, form=args.form, eta=eta, k=args.k)
+        changes = dict(form=args.form, eta=eta, k=args.k, space=args.space)
+        fgc = Point(fgc_config, folder, **changes, layers=blocks(args.layers))
         if args.train_only:
             for seed in args.seeds:
                 gated.train(seed)

@@ -35,6 +35,7 @@ from fgc_mm.coupling import (
     MemoryBank,
     map_layers,
     nearest_neighbours,
+    with_gradient,
 )
 from fgc_mm.coupling.memory_bank import unit_rows
 
@@ -355,12 +356,15 @@ def step(args) -> None:
         if with_fgc:
             # As FGCHook does.
             records = [gate.record for gate in coupled]
-            results = map_layers(
-                lambda n: layers[n].loss(records[n].feature, records[n].logits, indices),
-                range(len(layers)),
-                indices.device,
-            )
-            loss = loss + 0.003 * sum(result.loss for result in results)
+
+            def couple(n: int) -> tuple[Tensor, Tensor]:
+                logits = records[n].logits.detach().requires_grad_()
+                value = layers[n].loss(records[n].feature, logits, indices).loss
+                return value, torch.autograd.grad(value, logits)[0]
+
+            done = map_layers(couple, range(len(layers)), indices.device)
+            for record, known in zip(records, done, strict=True):
+                loss = loss + 0.003 * with_gradient(record.logits, *known)
             for record, layer in zip(records, layers, strict=True):
                 layer.update(record.feature, record.logits, indices)
         optimizer.zero_grad()

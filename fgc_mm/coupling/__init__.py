@@ -5,7 +5,7 @@ from .coupling import CouplingResult, LayerCoupling
 from .memory_bank import MemoryBank
 from .neighbors import ExactSearch, LabelSource, nearest_neighbours
 from .overlap import TurnoverMeter, neighbour_overlap, neighbour_turnover
-from .parallel import map_layers
+from .parallel import map_layers, with_gradient
 
 __all__ = [
     'ApproximateSearch',
@@ -20,4 +20,5 @@ __all__ = [
     'nearest_neighbours',
     'neighbour_overlap',
     'neighbour_turnover',
+    'with_gradient',
 ]

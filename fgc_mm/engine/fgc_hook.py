@@ -14,7 +14,13 @@ from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 from torch import Tensor
 
-from ..coupling import CouplingResult, LayerCoupling, TurnoverMeter, map_layers
+from ..coupling import (
+    CouplingResult,
+    LayerCoupling,
+    TurnoverMeter,
+    map_layers,
+    with_gradient,
+)
 from ..datasets import install_instance_index, refuse_mixing
 from ..gates import Gate, select_blocks
 from ..gates.utils import Layers
@@ -335,21 +341,27 @@ class FGCHook(GateLossHook):
         indices = batch.indices[own]
         warmup = self.epochs < self.warmup_epochs
 
-        def couple(name: str, shared: Optional[Tensor] = None) -> CouplingResult:
+        def couple(name: str, shared: Optional[Tensor] = None) -> tuple[CouplingResult, Tensor]:
             record = gates[name].record
             assert record is not None
-            feature = batch.layers[name].feature[own]
-            return self.couplings[name].loss(
-                feature, record.logits, indices, neighbours=shared, warmup=warmup
+            feature, logits = batch.layers[name].feature[own], record.logits.detach()
+            result = self.couplings[name].loss(
+                feature, logits.requires_grad_(), indices, neighbours=shared, warmup=warmup
             )
+            return result, torch.autograd.grad(result.loss, logits)[0]
 
         # From the last to the first: the last one's neighbours may be shared.
         names = list(reversed(self.couplings))
         if self.shared:
-            results = [couple(names[0])]
-            results += [couple(name, results[0].neighbours) for name in names[1:]]
+            first = couple(names[0])
+            done = [first, *(couple(name, first[0].neighbours) for name in names[1:])]
         else:
-            results = map_layers(couple, names, batch.indices.device)
+            done = map_layers(couple, names, batch.indices.device)
+        losses = [
+            with_gradient(gates[name].record.logits, result.loss, gradient)  # type: ignore[union-attr]
+            for name, (result, gradient) in zip(names, done, strict=True)
+        ]
+        results = [result for result, _ in done]
         neighbours = {
             name: result.neighbours
             for name, result in zip(names, results, strict=True)
@@ -357,7 +369,7 @@ class FGCHook(GateLossHook):
         }
         if neighbours:
             self._note_turnover(neighbours, batch)
-        return torch.stack([result.loss for result in results]).sum()
+        return torch.stack(losses).sum()
 
     def _note_turnover(self, neighbours: dict[str, Tensor], batch: Batch) -> None:
         """Tell the meters, on all ranks alike, about the watched instances."""
