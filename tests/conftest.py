@@ -1,10 +1,22 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
 import os
+import sys
 
 import pytest
 
 # Pictures are drawn without a screen; must be set before matplotlib is imported.
 os.environ.setdefault('MPLBACKEND', 'agg')
+
+
+@pytest.fixture(autouse=True)
+def no_scope_of_toys():
+    """Runners of toy models leave the default scope 'mmengine', where nobody finds the classes
+    of mmdet, mmseg and mmpretrain; which test comes next is up to the workers."""
+    registry = sys.modules.get('mmengine.registry')
+    if registry is not None:
+        kept = registry.DefaultScope._instance_dict
+        for name in [name for name, scope in kept.items() if scope.scope_name == 'mmengine']:
+            del kept[name]
 
 
 @pytest.fixture(scope='session')
