@@ -8,6 +8,14 @@ from typing import Any, Optional
 
 from .budget_reading import Reading
 
+_FASTEST = 0.2
+"""Part of the distance to the goal that a step goes until the target is reached."""
+_SHARPEST = 0.03
+"""Part by which a step may spread the logits."""
+_PER_LOGIT = 0.25
+"""What the weights change by for every logit shifted. Optimizers of unit steps, such
+as Adam, answer to a weight like a switch, so it has to be turned slowly."""
+
 
 @dataclass
 class BudgetState:
@@ -50,8 +58,8 @@ class BudgetController:
     its force when the rate has decayed. Once the goal stands, a slow integral
     (``push``) takes over what the optimizer goes on to drift; it is damped more
     than critically, bounded, and waits while the shift is at its own bound
-    (anti-windup). Until the end the gain falls, to a fifth if there is time, so
-    that the noise of single batches averages out.
+    (anti-windup). From there to the end the gain falls, so that the
+    noise of single batches averages out.
 
     The slow one is the weight of the expected share in the loss, which chooses
     *what* is closed. Every logit shifted down raises it, every logit shifted up
@@ -89,11 +97,9 @@ class BudgetController:
     state: BudgetState = field(default_factory=BudgetState)
 
     def __post_init__(self) -> None:
-        pace = 1 / max(1.0, (self.reach - self.begin) * self.steps)
-        # A long training can wait for the noise of its batches to average out.
-        self.fastest = min(0.2, max(0.05, 20 * pace))
+        # In the end as slow as a time constant of a quarter of what is left allows.
         settling = max(1.0, (1 - self.reach) * self.steps)
-        self.slowest = min(self.fastest, max(self.fastest / 5, 4 / settling))
+        self.slowest = min(_FASTEST, max(_FASTEST / 20, 4 / settling))
 
     def progress(self, step: int) -> float:
         """How much of the way to the target lies behind, 0 to 1."""
@@ -109,7 +115,7 @@ class BudgetController:
     def gain(self, step: int) -> float:
         """Part of the distance to the goal that one step goes."""
         done = _ramp(step / self.steps, self.reach, 1.0)
-        return self.fastest ** (1 - done) * self.slowest**done
+        return _FASTEST ** (1 - done) * self.slowest**done
 
     def update(self, reading: Reading, step: int) -> list[float]:
         """Take a reading in.
@@ -150,7 +156,7 @@ class BudgetController:
 
     def sharpening(self) -> float:
         """What to multiply the logits with, 1 if decisions are sure enough."""
-        return 1 + self.max_shift * min(1.0, max(0.0, 2 * (self.state.doubt - self.doubt)))
+        return 1 + _SHARPEST * min(1.0, max(0.0, 2 * (self.state.doubt - self.doubt)))
 
     def trust(self, step: int) -> float:
         """Weight of the hard share against the expected one."""
@@ -179,7 +185,7 @@ class BudgetController:
 
     def _weight(self, weight: float, pushed: float) -> float:
         """A weight after the logits were pushed down by so much."""
-        return min(self.max_weight, max(0.0, weight + self.max_weight / 4 * pushed))
+        return min(self.max_weight, max(0.0, weight + _PER_LOGIT * pushed))
 
 
 def _ramp(x: float, start: float, end: float) -> float:

@@ -40,7 +40,7 @@ class BudgetHook(GateLossHook):
 
     It takes the place of :class:`L0Hook`, goes with the other hooks on gates, and logs
     ``budget/goal``, ``budget/share`` (smoothed, as in evaluation),
-    ``budget/expected`` and ``budget/weight``.
+    ``budget/expected``, ``budget/weight`` and, with a cap, ``budget/over_cap``.
 
     Args:
         target (float, optional): Share of the backbone's MACs to execute,
@@ -234,6 +234,8 @@ class BudgetHook(GateLossHook):
             'expected': state.expected,
             'weight': state.weight,
         }
+        if self.cap is not None:
+            figures['over_cap'] = reading.over_cap
         for name, value in figures.items():
             runner.message_hub.update_scalar(f'train/budget/{name}', value)
 

@@ -35,7 +35,9 @@ def test_thresholds_and_budgets(trained, run_tool, short_options, tmp_path):
     code, out, err = run_tool('test', *args, '--budget', 0.6, '--out', figures, *options)
     assert code == 0, err
     assert 'budget 0.6: threshold' in out
-    metrics = json.loads(figures.read_text())['metrics']
+    written = json.loads(figures.read_text())
+    assert f'threshold {written["threshold"]:.4g}' in out
+    metrics = written['metrics']
     # Calibrated on the same four pictures.
     assert metrics['macs/pruning_ratio'] == pytest.approx(40, abs=1)
 
