@@ -10,6 +10,8 @@ from .budget_reading import Reading
 
 _FASTEST = 0.2
 """Part of the distance to the goal that a step goes until the target is reached."""
+_NEAR = 0.02
+"""Distance of the share from the target within which the integral works."""
 _SHARPEST = 0.03
 """Part by which a step may spread the logits."""
 _PER_LOGIT = 0.25
@@ -29,8 +31,11 @@ class BudgetState:
         expected, hard (float): Smoothed shares.
         doubt (float): Smoothed mean of 4 pi (1 - pi).
         openness (list[float]): Smoothed openness of each gate.
-        offset (float): Smoothed share in evaluation less that in training.
-        seen, checks (int): Numbers of readings and of evaluations.
+        offset (float): Smoothed share of a batch in evaluation less that in
+            training.
+        gap (float): Smoothed share in validation less that of the batches.
+        seen, checks, validations (int): Numbers of readings, of batches in
+            evaluation and of validations.
     """
 
     start: Optional[float] = None
@@ -42,8 +47,20 @@ class BudgetState:
     doubt: float = 0.0
     openness: list[float] = field(default_factory=list)
     offset: float = 0.0
+    gap: float = 0.0
     seen: int = 0
     checks: int = 0
+    validations: int = 0
+
+    @property
+    def correction(self) -> float:
+        """What to add to the hard share of a batch in training."""
+        return self.offset + self.gap
+
+    @property
+    def share(self) -> float:
+        """Share that evaluation would count now."""
+        return self.hard + self.correction
 
 
 @dataclass
@@ -55,10 +72,10 @@ class BudgetController:
     The fast one shifts the logits of all gates by a small amount in each step.
     How far they are from the goal is read off the batch by trying shifts on it,
     so the loop depends on neither optimizer nor learning rate, and keeps
-    its force when the rate has decayed. Once the goal stands, a slow integral
+    its force when the rate has decayed. Near the target a slow integral
     (``push``) takes over what the optimizer goes on to drift; it is damped more
-    than critically, bounded, and waits while the shift is at its own bound
-    (anti-windup). From there to the end the gain falls, so that the
+    than critically, bounded, and waits while the share is further away or the
+    shift at its own bound (anti-windup). From there to the end the gain falls, so that the
     noise of single batches averages out.
 
     The slow one is the weight of the expected share in the loss, which chooses
@@ -83,7 +100,7 @@ class BudgetController:
         max_weight (float): Bound of the loss's weight. Defaults to 4.0.
         doubt (float): Mean of 4 pi (1 - pi) above which decisions are made
             surer. Defaults to 0.4.
-        max_shift (float): Bound of a step of the logits. Defaults to 0.1.
+        max_shift (float): Bound of a step of the logits. Defaults to 0.2.
     """
 
     target: float
@@ -93,7 +110,7 @@ class BudgetController:
     floor: float = 0.0
     max_weight: float = 4.0
     doubt: float = 0.4
-    max_shift: float = 0.1
+    max_shift: float = 0.2
     state: BudgetState = field(default_factory=BudgetState)
 
     def __post_init__(self) -> None:
@@ -142,8 +159,8 @@ class BudgetController:
         state.openness = [old + rate * (new - old) for old, new in pairs]
 
         shift = state.push + gain * reading.shift
-        settled = step >= self.reach * self.steps
-        if settled and (abs(shift) < self.max_shift or shift * reading.shift < 0):
+        near = abs(state.share - self.target) < _NEAR
+        if near and step >= self.reach * self.steps and abs(shift) < self.max_shift:
             # A quarter of the gain squared would damp critically; this is below.
             state.push += gain**2 / 16 * reading.shift
         state.push = self._bounded(state.push)
@@ -171,6 +188,14 @@ class BudgetController:
         state = self.state
         state.checks += 1
         state.offset += max(0.3, 1 / state.checks) * (difference - state.offset)
+
+    def validated(self, share: float, step: int) -> None:
+        """Take in what a validation counted; on the way to the target too much moves."""
+        state = self.state
+        if self.progress(step) < 1 or not state.seen:
+            return
+        state.validations += 1
+        state.gap += max(0.5, 1 / state.validations) * (share - state.share)
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers and lists."""

@@ -91,6 +91,19 @@ def test_nothing_winds_up():
     assert steps < 1.2 * controller.max_weight / (0.25 * controller.max_shift)
 
 
+def test_validations_correct_what_batches_say():
+    controller = BudgetController(target=0.5, steps=100)
+    for step in range(61):
+        controller.update(reading(hard=0.5), step)
+    controller.validated(0.9, step=30)  # on the way
+    assert controller.state.share == pytest.approx(0.5)
+    controller.correct(-0.02)
+    controller.validated(0.53, step=60)
+    assert controller.state.share == pytest.approx(0.53)
+    controller.validated(0.51, step=80)
+    assert controller.state.share == pytest.approx(0.52)
+
+
 def test_the_cap_presses_while_images_are_above():
     controller = BudgetController(target=0.5, steps=100)
     for step in range(20):
