@@ -63,13 +63,13 @@ def main() -> None:
         if dial_options.is_sweep(args):
             dial_options.run(runner, args)
             return
-        dial_options.set_dial(runner, args)
+        dial = dial_options.set_dial(runner, args)
         metrics = report.add_derived(runner.test())
     except CheckpointMismatchError as error:
         raise launch.UsageError(str(error)) from error
     report.print_summary(runner, metrics)
     if suffix == '.json':
-        report.write_json(args.out, runner, args.config, args.checkpoint, metrics)
+        report.write_json(args.out, runner, args.config, args.checkpoint, metrics, **dial)
 
 
 if __name__ == '__main__':

@@ -5,13 +5,13 @@ load_from = 'work_dirs/faster_rcnn_r18_digits/epoch_8.pth'
 max_epochs = 2
 optim_wrapper = dict(
     optimizer=dict(lr=5e-4),
-    paramwise_cfg=dict(custom_keys={'gate': dict(lr_mult=50., decay_mult=0.)}))
+    paramwise_cfg=dict(custom_keys={'gate': dict(lr_mult=20., decay_mult=0.)}))
 train_cfg = dict(max_epochs=max_epochs, val_interval=max_epochs)
 param_scheduler = [
     dict(type='CosineAnnealingLR', T_max=max_epochs, by_epoch=True, convert_to_iter_based=True)
 ]
 default_hooks = dict(checkpoint=dict(interval=max_epochs))
 custom_hooks = [
-    dict(type='BudgetHook', target=0.5),
+    dict(type='BudgetHook', target=0.5, reach=0.5),
     dict(type='GatedMACsHook'),
 ]

@@ -75,14 +75,20 @@ def is_sweep(args: argparse.Namespace) -> bool:
     return len(args.threshold or args.budget or []) > 1
 
 
-def set_dial(runner: Runner, args: argparse.Namespace) -> None:
-    """Set the threshold that was asked for, if one was."""
-    if args.threshold is not None or args.budget is not None:
-        runner.load_or_resume()
-        for setting, threshold in _thresholds(runner, args):
-            _set(runner, threshold)
-            if args.budget is not None and is_main_process():
-                print(f'budget {setting:g}: threshold {threshold:.4g}')
+def set_dial(runner: Runner, args: argparse.Namespace) -> dict[str, float]:
+    """Set the threshold that was asked for, if one was.
+
+    Returns:
+        dict[str, float]: The ``threshold`` that was set, for the figures.
+    """
+    if args.threshold is None and args.budget is None:
+        return {}
+    runner.load_or_resume()
+    ((setting, threshold),) = _thresholds(runner, args)
+    _set(runner, threshold)
+    if args.budget is not None and is_main_process():
+        print(f'budget {setting:g}: threshold {threshold:.4g}')
+    return {'threshold': threshold}
 
 
 def run(runner: Runner, args: argparse.Namespace) -> None:

@@ -8,6 +8,16 @@ from typing import Any, Optional
 
 from .budget_reading import Reading
 
+_FASTEST = 0.2
+"""Part of the distance to the goal that a step goes until the target is reached."""
+_NEAR = 0.02
+"""Distance of the share from the target within which the integral works."""
+_SHARPEST = 0.03
+"""Part by which a step may spread the logits."""
+_PER_LOGIT = 0.25
+"""What the weights change by for every logit shifted. Optimizers of unit steps, such
+as Adam, answer to a weight like a switch, so it has to be turned slowly."""
+
 
 @dataclass
 class BudgetState:
@@ -21,8 +31,11 @@ class BudgetState:
         expected, hard (float): Smoothed shares.
         doubt (float): Smoothed mean of 4 pi (1 - pi).
         openness (list[float]): Smoothed openness of each gate.
-        offset (float): Smoothed share in evaluation less that in training.
-        seen, checks (int): Numbers of readings and of evaluations.
+        offset (float): Smoothed share of a batch in evaluation less that in
+            training.
+        gap (float): Smoothed share in validation less that of the batches.
+        seen, checks, validations (int): Numbers of readings, of batches in
+            evaluation and of validations.
     """
 
     start: Optional[float] = None
@@ -34,8 +47,20 @@ class BudgetState:
     doubt: float = 0.0
     openness: list[float] = field(default_factory=list)
     offset: float = 0.0
+    gap: float = 0.0
     seen: int = 0
     checks: int = 0
+    validations: int = 0
+
+    @property
+    def correction(self) -> float:
+        """What to add to the hard share of a batch in training."""
+        return self.offset + self.gap
+
+    @property
+    def share(self) -> float:
+        """Share that evaluation would count now."""
+        return self.hard + self.correction
 
 
 @dataclass
@@ -47,11 +72,11 @@ class BudgetController:
     The fast one shifts the logits of all gates by a small amount in each step.
     How far they are from the goal is read off the batch by trying shifts on it,
     so the loop depends on neither optimizer nor learning rate, and keeps
-    its force when the rate has decayed. Once the goal stands, a slow integral
+    its force when the rate has decayed. Near the target a slow integral
     (``push``) takes over what the optimizer goes on to drift; it is damped more
-    than critically, bounded, and waits while the shift is at its own bound
-    (anti-windup). Until the end the gain falls, to a fifth if there is time, so
-    that the noise of single batches averages out.
+    than critically, bounded, and waits while the share is further away or the
+    shift at its own bound (anti-windup). From there to the end the gain falls, so that the
+    noise of single batches averages out.
 
     The slow one is the weight of the expected share in the loss, which chooses
     *what* is closed. Every logit shifted down raises it, every logit shifted up
@@ -75,7 +100,7 @@ class BudgetController:
         max_weight (float): Bound of the loss's weight. Defaults to 4.0.
         doubt (float): Mean of 4 pi (1 - pi) above which decisions are made
             surer. Defaults to 0.4.
-        max_shift (float): Bound of a step of the logits. Defaults to 0.1.
+        max_shift (float): Bound of a step of the logits. Defaults to 0.2.
     """
 
     target: float
@@ -85,15 +110,13 @@ class BudgetController:
     floor: float = 0.0
     max_weight: float = 4.0
     doubt: float = 0.4
-    max_shift: float = 0.1
+    max_shift: float = 0.2
     state: BudgetState = field(default_factory=BudgetState)
 
     def __post_init__(self) -> None:
-        pace = 1 / max(1.0, (self.reach - self.begin) * self.steps)
-        # A long training can wait for the noise of its batches to average out.
-        self.fastest = min(0.2, max(0.05, 20 * pace))
+        # In the end as slow as a time constant of a quarter of what is left allows.
         settling = max(1.0, (1 - self.reach) * self.steps)
-        self.slowest = min(self.fastest, max(self.fastest / 5, 4 / settling))
+        self.slowest = min(_FASTEST, max(_FASTEST / 20, 4 / settling))
 
     def progress(self, step: int) -> float:
         """How much of the way to the target lies behind, 0 to 1."""
@@ -109,7 +132,7 @@ class BudgetController:
     def gain(self, step: int) -> float:
         """Part of the distance to the goal that one step goes."""
         done = _ramp(step / self.steps, self.reach, 1.0)
-        return self.fastest ** (1 - done) * self.slowest**done
+        return _FASTEST ** (1 - done) * self.slowest**done
 
     def update(self, reading: Reading, step: int) -> list[float]:
         """Take a reading in.
@@ -136,8 +159,8 @@ class BudgetController:
         state.openness = [old + rate * (new - old) for old, new in pairs]
 
         shift = state.push + gain * reading.shift
-        settled = step >= self.reach * self.steps
-        if settled and (abs(shift) < self.max_shift or shift * reading.shift < 0):
+        near = abs(state.share - self.target) < _NEAR
+        if near and step >= self.reach * self.steps and abs(shift) < self.max_shift:
             # A quarter of the gain squared would damp critically; this is below.
             state.push += gain**2 / 16 * reading.shift
         state.push = self._bounded(state.push)
@@ -150,7 +173,7 @@ class BudgetController:
 
     def sharpening(self) -> float:
         """What to multiply the logits with, 1 if decisions are sure enough."""
-        return 1 + self.max_shift * min(1.0, max(0.0, 2 * (self.state.doubt - self.doubt)))
+        return 1 + _SHARPEST * min(1.0, max(0.0, 2 * (self.state.doubt - self.doubt)))
 
     def trust(self, step: int) -> float:
         """Weight of the hard share against the expected one."""
@@ -166,6 +189,14 @@ class BudgetController:
         state.checks += 1
         state.offset += max(0.3, 1 / state.checks) * (difference - state.offset)
 
+    def validated(self, share: float, step: int) -> None:
+        """Take in what a validation counted; on the way to the target too much moves."""
+        state = self.state
+        if self.progress(step) < 1 or not state.seen:
+            return
+        state.validations += 1
+        state.gap += max(0.5, 1 / state.validations) * (share - state.share)
+
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers and lists."""
         return asdict(self.state)
@@ -179,7 +210,7 @@ class BudgetController:
 
     def _weight(self, weight: float, pushed: float) -> float:
         """A weight after the logits were pushed down by so much."""
-        return min(self.max_weight, max(0.0, weight + self.max_weight / 4 * pushed))
+        return min(self.max_weight, max(0.0, weight + _PER_LOGIT * pushed))
 
 
 def _ramp(x: float, start: float, end: float) -> float:

@@ -36,11 +36,12 @@ class BudgetHook(GateLossHook):
 
     Every ``check_interval`` iterations (20) the backbone runs on the batch once more
     in evaluation, and the difference to what was counted in training is
-    corrected: gates and norms decide differently there.
+    corrected: gates and norms decide differently there. So is what validations
+    count, once the target is reached, if there is a :class:`GatedMACsHook`.
 
     It takes the place of :class:`L0Hook`, goes with the other hooks on gates, and logs
     ``budget/goal``, ``budget/share`` (smoothed, as in evaluation),
-    ``budget/expected`` and ``budget/weight``.
+    ``budget/expected``, ``budget/weight`` and, with a cap, ``budget/over_cap``.
 
     Args:
         target (float, optional): Share of the backbone's MACs to execute,
@@ -173,7 +174,7 @@ class BudgetHook(GateLossHook):
         if self.controller is not None and self.controller.state.seen:
             state = self.controller.state
             runner.logger.info(
-                f'BudgetHook: the network executes {state.hard + state.offset:.3f} of the '
+                f'BudgetHook: the network executes {state.share:.3f} of the '
                 f"backbone's MACs over the last batches, target {self.target:g}"
             )
 
@@ -191,8 +192,8 @@ class BudgetHook(GateLossHook):
         batch = BatchReader(share, [a.detach() for a in logits], self._fixed, self.floor)
         goal = controller.goal(runner.iter)
         goal = float(batch.expected.mean()) if goal is None else goal
-        shift = batch.solve(goal, controller.trust(runner.iter), state.offset)
-        self._report = batch.report(shift, self.cap, state.offset)
+        shift = batch.solve(goal, controller.trust(runner.iter), state.correction)
+        self._report = batch.report(shift, self.cap, state.correction)
 
         probs = torch.stack([a.sigmoid().mean(dim=1) for a in logits], dim=1)
         # A gate at its floor is not pressed any further.
@@ -201,7 +202,7 @@ class BudgetHook(GateLossHook):
         weight = torch.full_like(expected, state.weight)
         if self.cap is not None:
             # Hard decisions say who is above the cap, probabilities lead down.
-            weight = weight + state.cap_weight * (batch.hard + state.offset > self.cap)
+            weight = weight + state.cap_weight * (batch.hard + state.correction > self.cap)
         return (weight * expected).mean()
 
     def after_train_iter(
@@ -230,12 +231,20 @@ class BudgetHook(GateLossHook):
         state = controller.state
         figures = {
             'goal': reading.expected if goal is None else goal,
-            'share': state.hard + state.offset,
+            'share': state.share,
             'expected': state.expected,
             'weight': state.weight,
         }
+        if self.cap is not None:
+            figures['over_cap'] = reading.over_cap
         for name, value in figures.items():
             runner.message_hub.update_scalar(f'train/budget/{name}', value)
+
+    def after_val_epoch(self, runner: Runner, metrics: Optional[dict[str, float]] = None) -> None:
+        """Take over what the validation counted, if it did."""
+        saved = (metrics or {}).get('macs/pruning_ratio')
+        if saved is not None and self.controller is not None:
+            self.controller.validated(1 - saved / 100, runner.iter)
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         if self.controller is not None:

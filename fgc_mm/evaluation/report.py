@@ -61,12 +61,12 @@ def print_summary(runner: Runner, metrics: dict[str, Any]) -> None:
         print(f'  {name:<{width}}  {_readable(value)}')
 
 
-def write_json(path: str, runner: Runner, config: str, checkpoint: str, metrics: dict) -> None:
-    """Write the figures of a test as JSON."""
-    dump(
-        path,
-        dict(config=config, checkpoint=checkpoint, metrics=metrics, layers=layer_table(runner)),
-    )
+def write_json(
+    path: str, runner: Runner, config: str, checkpoint: str, metrics: dict, **more: Any
+) -> None:
+    """Write the figures of a test, and whatever else is to be kept, as JSON."""
+    tested = dict(config=config, checkpoint=checkpoint, **more)
+    dump(path, dict(**tested, metrics=metrics, layers=layer_table(runner)))
 
 
 def dump(path: str | Path, content: dict[str, Any]) -> None:

@@ -125,11 +125,13 @@ class BinConcreteGate(Gate):
     def shift(self, amount: float) -> None:
         """Add to the bias of ``fc2``.
 
-        A channel that lies far on that side already stays: it would be lost for
-        good, and gains nothing.
+        A channel that lies far on that side already, whatever the image, stays: it
+        would be lost for good, and gains nothing.
         """
         bias = self.fc2.bias
-        bias.add_(amount * ((bias * amount <= 0) | (bias.abs() < _FAR)))
+        # The hidden layer is normalised, so the weights say how far images differ.
+        far = _FAR + self.fc2.weight.abs().sum(dim=1)
+        bias.add_(amount * ((bias * amount <= 0) | (bias.abs() < far)))
 
     @torch.no_grad()
     def sharpen(self, factor: float) -> None:

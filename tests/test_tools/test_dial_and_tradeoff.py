@@ -35,7 +35,9 @@ def test_thresholds_and_budgets(trained, run_tool, short_options, tmp_path):
     code, out, err = run_tool('test', *args, '--budget', 0.6, '--out', figures, *options)
     assert code == 0, err
     assert 'budget 0.6: threshold' in out
-    metrics = json.loads(figures.read_text())['metrics']
+    written = json.loads(figures.read_text())
+    assert f'threshold {written["threshold"]:.4g}' in out
+    metrics = written['metrics']
     # Calibrated on the same four pictures.
     assert metrics['macs/pruning_ratio'] == pytest.approx(40, abs=1)
 
@@ -116,11 +118,14 @@ def test_the_curve_of_a_config(run_tool, tmp_path):
 @pytest.mark.parametrize('name', ['faster_rcnn_r18', 'pspnet_r18', 'resnet18'])
 def test_the_budget_demos_train(name, run_tool, short_options, tmp_path):
     config = f'configs/demo/{name}_digits_budget.py'
-    options = short_options(config, 'load_from=None')
+    more = ['load_from=None', 'train_cfg.max_epochs=2', 'train_cfg.val_interval=1']
+    options = short_options(config, *more)
     code, _, err = run_tool('train', config, '--work-dir', tmp_path, *options)
     assert code == 0, err
-    state = torch.load(tmp_path / 'epoch_1.pth', weights_only=False)['budget']
-    assert state['seen'] == 2 and state['start'] > 0.6
+    state = torch.load(tmp_path / 'epoch_2.pth', weights_only=False)['budget']
+    # Two steps, a validation at half of the training, where the target is reached, two steps.
+    assert state['seen'] == 4 and state['validations'] == 1
+    assert state['start'] > 0.6
 
 
 def test_a_budget_that_cannot_be_is_one_message(run_tool, short_options, tmp_path):
