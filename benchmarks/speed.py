@@ -1,17 +1,19 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
 """What closed channels save in time: dense, static, masked and sparse networks.
 
-Four networks run by turns, in one process, on the same pictures:
+Five networks run by turns, in one process, on the same pictures:
 
 - dense: without gates, batch norm folded into the convolutions;
 - static: without gates and with as many channels as the gates leave open, batch
   norm folded: what is possible at all at this number of MACs;
+- packed: the dense one with the prepared kernels of sparse execution: what of its
+  time comes from them and not from closed channels;
 - masked: with gates, closed channels computed and multiplied by zero;
 - sparse: with gates, closed channels not computed.
 
 Gates are forced to a random choice of channels, another one for each gate and
 each picture; they are evaluated all the same. A repetition times each network
-once, in changing order; ratios are medians over the repetitions of ratios
+once, in random order; ratios are medians over the repetitions of ratios
 within one. The realised share is (1 - time / dense time) / (1 - MACs / dense
 MACs); the MACs are those of open channels and of the gates themselves.
 
@@ -30,6 +32,7 @@ import argparse
 import ctypes
 import itertools
 import json
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -52,7 +55,7 @@ from fgc_mm.complexity import count_macs
 
 LAYOUTS = dict(channels_last=torch.channels_last, contiguous=torch.contiguous_format)
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
-KINDS = ('dense', 'static', 'masked', 'sparse')
+KINDS = ('dense', 'static', 'packed', 'masked', 'sparse')
 
 
 @dataclass
@@ -64,7 +67,7 @@ class Row:
         size (str): Height x width of the pictures.
         batch (int): Pictures in a batch.
         open_share (float): Share of gated channels that is open.
-        kind (str): One of dense, static, masked, sparse.
+        kind (str): One of ``KINDS``.
         seconds (float): Median time.
         time_ratio (float): Median of time / time of the dense one.
         macs_ratio (float): Executed MACs / MACs of the dense one.
@@ -136,10 +139,10 @@ def measure(networks: Networks, args: argparse.Namespace) -> dict[str, list[floa
     """Seconds of each kind, repetition by repetition."""
     clock = time.process_time if args.cpu_time else time.perf_counter
     times: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    orders = itertools.cycle(itertools.permutations(KINDS))
-    for repeat, order in zip(range(args.warmup + args.repeats), orders, strict=False):
+    orders = random.Random(0)
+    for repeat in range(args.warmup + args.repeats):
         networks.next_repetition()
-        for kind in order:
+        for kind in orders.sample(KINDS, len(KINDS)):
             seconds = timed(networks.calls[kind], clock, args.device == 'cuda')
             if repeat >= args.warmup:
                 times[kind].append(seconds)

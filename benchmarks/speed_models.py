@@ -21,7 +21,7 @@ from fgc_mm.engine import launch
 from fgc_mm.gates import find_gates
 from fgc_mm.inference import GateUsage, enable_sparse
 from fgc_mm.inference.slim_files import load_fitting
-from fgc_mm.inference.sparse import ChannelsLastForward
+from fgc_mm.inference.sparse import ChannelsLastForward, prepare
 
 MODELS_WITH_HEADS = {
     'faster_rcnn': 'mmdet::faster_rcnn/faster-rcnn_r50_fpn_1x_coco.py',
@@ -71,10 +71,10 @@ class Networks:
         gates = find_gates(self.models['masked'])
         others = find_gates(self.models['sparse'])
         for name, gate in gates.items():
-            mask = torch.zeros(self.batch, gate.channels)
+            mask = torch.zeros(self.batch, gate.channels, dtype=torch.bool)
             for row in mask:
                 order = torch.randperm(gate.channels, generator=self.generator)
-                row[order[: width(gate.channels, self.open_share)]] = 1
+                row[order[: width(gate.channels, self.open_share)]] = True
             gate.forced = others[name].forced = mask.to(next(gate.parameters()).device)
 
     def macs(self, count: Callable) -> dict[str, float]:
@@ -100,10 +100,10 @@ def backbone_of(model: nn.Module) -> nn.Module:
     return getattr(model, 'backbone', model)
 
 
-def four(
+def kinds(
     gated: nn.Module, build: Callable[[dict], nn.Module], widths: dict, args: argparse.Namespace
 ) -> dict[str, nn.Module]:
-    """The four kinds, from the gated network.
+    """The five kinds, from the gated network.
 
     Args:
         gated (nn.Module): The network with gates.
@@ -114,22 +114,25 @@ def four(
     kind_of = dict(
         dense=build(dict(gate=None)),
         static=build(dict(gate=None, widths=widths)),
+        packed=build(dict(gate=None)),
         masked=gated,
         sparse=copy.deepcopy(gated),
     )
-    kind_of['dense'].load_state_dict(gated.state_dict(), strict=False)
+    for kind in ('dense', 'packed'):
+        kind_of[kind].load_state_dict(gated.state_dict(), strict=False)
     last = args.layout == 'channels_last'
     for kind, model in kind_of.items():
         model.eval().to(args.device)
         backbone = backbone_of(model)
         if kind in ('dense', 'static'):
             fuse_conv_bn(backbone)
-        if last:
+        if last and kind != 'packed':
             backbone.to(memory_format=torch.channels_last)
             backbone.forward = ChannelsLastForward(backbone)  # takes and gives the usual layout
         if args.half:
             model.half()
     enable_sparse(kind_of['sparse'], channels_last=last, granularity=args.granularity)
+    prepare(kind_of['packed'], channels_last=last)
     return kind_of
 
 
@@ -161,7 +164,7 @@ def backbone_networks(
         return model
 
     gated = build({})
-    models = four(gated, build, static_widths(gated, lambda _: share), args)
+    models = kinds(gated, build, static_widths(gated, lambda _: share), args)
     inputs: list[tuple[tuple, dict]] = [((pictures(size, batch, args),), {})]
     shown = f'{size[0]}x{size[1]}'
     return Networks(name, shown, batch, share, models, inputs, torch.Generator().manual_seed(0))
@@ -194,7 +197,7 @@ def task_networks(
         return model
 
     gated = build({})
-    models = four(gated, build, static_widths(gated.backbone, lambda _: share), args)
+    models = kinds(gated, build, static_widths(gated.backbone, lambda _: share), args)
     x = pictures(size, batch, args)
     inputs: list[tuple[tuple, dict]] = [
         ((x,), dict(data_samples=_samples(name, size, batch), mode='predict'))
@@ -233,7 +236,7 @@ def trained_networks(config: str, checkpoint: str, args: argparse.Namespace) -> 
         return runner.build_model(own)
 
     widths = static_widths(gated.backbone, lambda name: shares[f'backbone.{name}'])
-    models = four(gated, build, widths, args)
+    models = kinds(gated, build, widths, args)
     height, breadth = inputs[0][0][0].shape[-2:]
     yield Networks(_short(config), f'{height}x{breadth}', 1, mean, models, inputs)
 

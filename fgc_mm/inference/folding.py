@@ -13,7 +13,8 @@ from mmcv.cnn.bricks.wrappers import Conv2d as MMConv2d
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .stamp import Source, Stamp
+from . import kernels
+from .stamp import Source, Stamp, checks
 
 # On larger maps the convolution is the faster of the two on a CPU.
 PRODUCT_POSITIONS = 8192
@@ -22,6 +23,14 @@ PRODUCT_POSITIONS = 8192
 def recording() -> bool:
     """Whether someone watches the operations: a gradient, a trace, a compiler."""
     return torch.is_grad_enabled() or torch.jit.is_tracing() or torch.compiler.is_compiling()
+
+
+def autocasts() -> bool:
+    """Whether autocast is on for the CPU; on a GPU it does not matter here."""
+    try:
+        return torch.is_autocast_enabled('cpu')
+    except TypeError:  # before torch 2.4
+        return torch.is_autocast_cpu_enabled()
 
 
 def is_plain_conv(conv: nn.Module) -> bool:
@@ -78,6 +87,7 @@ class FoldedLayer:
         """Forget what was prepared."""
         self._lock = threading.Lock()
         self._prepared: Optional[tuple[Stamp, Tensor, Tensor]] = None
+        self._packed: Optional[tuple[Tensor, Optional[Tensor]]] = None
 
     def weights(
         self, rows: Optional[Tensor] = None, columns: Optional[Tensor] = None
@@ -90,14 +100,47 @@ class FoldedLayer:
             columns (Tensor, optional): Input channels to take. Defaults to
                 None, all.
         """
+        if self._prepared is None or not checks.done:
+            self.refresh()
         prepared = self._prepared
-        if prepared is None or not prepared[0].holds():
-            with self._lock:
-                prepared = self._prepared = (Stamp(self._sources()), *self._fold())
+        assert prepared is not None
         _, weight, bias = prepared
         if rows is not None or columns is not None:
             weight = self._gather(weight, rows, columns)
         return weight, bias if rows is None else bias.index_select(0, rows)
+
+    def run(self, x: Tensor, relu: bool = False) -> Tensor:
+        """Convolve with all channels.
+
+        Args:
+            x (Tensor): B x C x H x W.
+            relu (bool): Whether to take the ReLU of the result. Defaults to
+                False.
+        """
+        weight, bias = self.weights()
+        if checks.done and kernels.fits(x):
+            packed = self._pack(weight, x)
+            if packed is not None:
+                return kernels.convolve(self.conv, x, packed, bias, self.conv.groups, relu)
+        out = convolve(self.conv, x, weight, bias)
+        return out.relu_() if relu else out
+
+    def _pack(self, weight: Tensor, x: Tensor) -> Optional[Tensor]:
+        """The weight in the layout of the kernels, made once."""
+        known = self._packed
+        if known is None or known[0] is not weight:
+            full = weight
+            if weight.dim() == 2:
+                full = weight[:, :, None, None].contiguous(memory_format=torch.channels_last)
+            known = self._packed = (weight, kernels.pack(self.conv, full, x))
+        return known[1]
+
+    def refresh(self) -> None:
+        """Prepare the weights, anew if the parameters have changed."""
+        prepared = self._prepared
+        if prepared is None or not prepared[0].holds():
+            with self._lock:
+                self._prepared = (Stamp(self._sources()), *self._fold())
 
     def _gather(self, weight: Tensor, rows: Optional[Tensor], columns: Optional[Tensor]) -> Tensor:
         """Some output and input channels of a weight, in its own layout."""
@@ -151,7 +194,7 @@ class FoldedLayer:
 
     def __getstate__(self) -> dict:
         # Locks cannot be copied, and weights are prepared again in a moment.
-        left_out = ('_lock', '_prepared')
+        left_out = ('_lock', '_prepared', '_packed')
         return {key: value for key, value in self.__dict__.items() if key not in left_out}
 
     def __setstate__(self, state: dict) -> None:
@@ -166,6 +209,7 @@ def convolve(
     bias: Tensor,
     groups: Optional[int] = None,
     plus: Optional[Tensor] = None,
+    relu: bool = False,
 ) -> Tensor:
     """A convolution with other weights, of any number of channels, even none.
 
@@ -178,17 +222,25 @@ def convolve(
         groups (int, optional): Number of groups. Defaults to None, the
             convolution's.
         plus (Tensor, optional): What to add to the result. Defaults to None.
+        relu (bool): Whether to take the ReLU of the result. Defaults to False.
     """
     groups = conv.groups if groups is None else groups
     if not weight.numel():
         size = _out_size(conv, x)
         out = bias[None, :, None, None].expand(x.size(0), -1, *size).to(x.dtype, copy=True)
     elif _multiplies(conv, x):
-        return _multiply(x, weight if weight.dim() == 2 else weight[:, :, 0, 0], bias, plus)
+        out = _multiply(x, weight if weight.dim() == 2 else weight[:, :, 0, 0], bias, plus)
+        return out.relu_() if relu else out
     else:
         weight = weight[:, :, None, None] if weight.dim() == 2 else weight
-        out = F.conv2d(x, weight, bias, conv.stride, conv.padding, conv.dilation, groups)
-    return out if plus is None else out.add_(plus)
+        if checks.done and not isinstance(conv.padding, str) and kernels.fits(x):
+            inside = relu and plus is None
+            out = kernels.convolve(conv, x, weight, bias, groups, inside)
+            relu = relu and not inside
+        else:
+            out = F.conv2d(x, weight, bias, conv.stride, conv.padding, conv.dilation, groups)
+    out = out if plus is None else out.add_(plus)
+    return out.relu_() if relu else out
 
 
 def _multiply(x: Tensor, weight: Tensor, bias: Tensor, plus: Optional[Tensor]) -> Tensor:
@@ -274,7 +326,7 @@ class FoldedForward:
         conv = self.layer.conv
         if not self.applies():
             return type(conv).forward(conv, x)
-        return convolve(conv, x, *self.layer.weights())
+        return self.layer.run(x)
 
 
 class SkippedForward:

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import math
 import threading
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Optional, Union
 
 import numpy as np
@@ -14,7 +17,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..gates import BinConcreteGate, Gate, GateRecord
 from ..gates.base import pool_mean
-from .stamp import Source, Stamp
+from .stamp import Source, Stamp, checks
+
+_FEW = 1 << 17
+"""Values that NumPy sums up, in one thread, sooner than PyTorch gets started."""
 
 
 class GateBundle:
@@ -53,6 +59,7 @@ class GateBundle:
         """Forget what was prepared."""
         self._lock = threading.Lock()
         self._prepared: Optional[tuple[Stamp, tuple[Tensor, ...]]] = None
+        self._known: Optional[tuple] = None
 
     def watched(self) -> bool:
         """Whether someone waits for the modules of the gates to be called."""
@@ -62,56 +69,107 @@ class GateBundle:
                     return True
         return False
 
-    def decide(self, x: Tensor) -> dict[str, Tensor]:
-        """Evaluate the gates on the block input, as ``GatedBlock.decide`` does.
+    def decide(self, x: Tensor) -> dict[str, np.ndarray]:
+        """Evaluate the gates on the block input and leave their records.
+
+        Between two large convolutions nothing is in the caches: what costs is the
+        number of different operations, so as much as possible is left for
+        when someone reads a record.
 
         Args:
             x (Tensor): The block input.
 
         Returns:
-            dict[str, Tensor]: Name of the gate -> B x C, what its feature is
+            dict[str, np.ndarray]: Name of the gate -> B x C, what its feature is
             multiplied with.
         """
-        with torch.autocast(x.device.type, enabled=False):
-            return self._decide(pool_mean(x))
+        usual = x.dtype == torch.float32 and x.device.type == 'cpu' and not x.requires_grad
+        if usual and not self.layer_norms:
+            logits, decided = self._quickly(x)
+        else:
+            with torch.autocast(x.device.type, enabled=False):
+                known = self._logits(x)
+            logits, decided = partial(_same, known), _opened(known, self._cut())
+        values: dict[str, np.ndarray] = {}
+        start = 0
+        for name, gate in self.gates.items():
+            end = start + gate.channels
+            value = decided[:, start:end]
+            if gate.forced is not None:
+                forced = _array(gate.forced)
+                same = forced.shape == value.shape
+                value = forced if same else np.broadcast_to(forced, value.shape)
+            # Module.__setattr__ would look for much else first.
+            gate.__dict__['record'] = LateRecord(logits, start, end, value)
+            values[name] = value
+            start = end
+        return values
 
-    def _decide(self, pooled: Tensor) -> dict[str, Tensor]:
+    def _quickly(self, x: Tensor) -> tuple[Callable[[], Tensor], np.ndarray]:
+        """Logits, when they are asked for, and decisions on a CPU.
+
+        The mean is a sum whose factor goes into biases and threshold.
+        """
+        prepared = self._weights()
+        positions = x.size(2) * x.size(3)
+        first, bias, second, limit = self._at(prepared, positions)
+        if x.numel() <= _FEW:
+            total = np.add.reduce(x.numpy(), axis=(2, 3))
+        else:
+            total = x.sum((2, 3)).numpy()
+        # Not dot, whose threads would get in the way of those of the convolutions.
+        hidden = np.einsum('bi,ih->bh', total, first)
+        hidden += bias
+        np.maximum(hidden, 0, out=hidden)
+        product = np.einsum('bh,hc->bc', hidden, second)
+        return partial(_scaled, product, positions, prepared[3]), product > limit
+
+    def _at(self, prepared: tuple[Tensor, ...], positions: int) -> tuple[np.ndarray, ...]:
+        """Weights, bias and limit for sums over so many positions."""
+        thresholds = [gate.threshold for gate in self.gates.values()]
+        known = self._known
+        if known is None or known[0] is not prepared or known[1:3] != (positions, thresholds):
+            first, bias, second, second_bias = (each.numpy() for each in prepared)
+            limit = (positions * (self._cut() - second_bias)).astype(np.float32)
+            arrays = first, positions * bias, second, limit
+            known = self._known = (prepared, positions, thresholds, arrays)
+        return known[3]
+
+    def _logits(self, x: Tensor) -> Tensor:
         first, first_bias, second, second_bias = self._weights()
-        gates = self.gates.values()
-        hidden = torch.addmm(first_bias, pooled.to(first.dtype), first)
+        hidden = torch.addmm(first_bias, pool_mean(x).to(first.dtype), first)
         if self.layer_norms:
+            gates = self.gates.values()
             parts = hidden.split([gate.fc1.out_features for gate in gates], dim=1)
             parts = [
                 gate.norm(part) if type(gate.norm) is nn.LayerNorm else part
                 for gate, part in zip(gates, parts, strict=True)
             ]
             hidden = torch.cat(parts, dim=1)
-        logits = torch.addmm(second_bias, hidden.relu_(), second)
-        probs = torch.sigmoid(logits)
-        masks = torch.gt(probs, self._threshold(probs), out=torch.empty_like(probs))
-        widths = [gate.channels for gate in gates]
-        pieces = zip(*(each.split(widths, dim=1) for each in (logits, probs, masks)), strict=True)
-        multipliers = {}
-        for (name, gate), piece in zip(self.gates.items(), pieces, strict=True):
-            decided = gate.impose(piece[2], GateRecord(*piece))
-            multipliers[name] = gate.settle(*decided)
-        return multipliers
+        return torch.addmm(second_bias, hidden.relu_(), second)
 
-    def _threshold(self, like: Tensor) -> Union[float, Tensor]:
-        """One number, or one for each channel if the gates' own differ."""
+    def _cut(self) -> Union[float, np.ndarray]:
+        """The logit above which a channel is open; one for each if gates differ."""
         thresholds = [gate.threshold for gate in self.gates.values()]
         if len(set(thresholds)) == 1:
-            return thresholds[0]
+            return _logit(thresholds[0])
         widths = [gate.channels for gate in self.gates.values()]
-        return like.new_tensor(np.repeat(thresholds, widths))
+        return np.repeat([_logit(threshold) for threshold in thresholds], widths)
+
+    def refresh(self) -> None:
+        """Prepare the weights, anew if the parameters have changed."""
+        prepared = self._prepared
+        if prepared is None or not prepared[0].holds():
+            with self._lock:
+                self._prepared = (Stamp(self._sources()), self._fold())
 
     def _weights(self) -> tuple[Tensor, ...]:
         """First layers side by side, in_channels x hidden, their bias, second
         layers down a diagonal, hidden x channels, and their bias."""
+        if self._prepared is None or not checks.done:
+            self.refresh()
         prepared = self._prepared
-        if prepared is None or not prepared[0].holds():
-            with self._lock:
-                prepared = self._prepared = (Stamp(self._sources()), self._fold())
+        assert prepared is not None
         return prepared[1]
 
     def _sources(self) -> list[Source]:
@@ -141,7 +199,12 @@ class GateBundle:
             biases.append(bias.to(weight.dtype))
         second = torch.block_diag(*(gate.fc2.weight.detach() for gate in self.gates.values()))
         second_bias = torch.cat([gate.fc2.bias.detach() for gate in self.gates.values()])
-        return torch.cat(weights).t().contiguous(), torch.cat(biases), second.t(), second_bias
+        return (
+            torch.cat(weights).t().contiguous(),
+            torch.cat(biases),
+            second.t().contiguous(),
+            second_bias,
+        )
 
     def __getstate__(self) -> dict:
         # Locks cannot be copied, and weights are prepared again in a moment.
@@ -150,3 +213,61 @@ class GateBundle:
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
         self.reset()
+
+
+class LateRecord(GateRecord):
+    """A record whose tensors are made when someone asks for them.
+
+    Args:
+        logits (Callable): Gives those of all gates of a block side by side.
+        start, end (int): The columns of this gate.
+        value (np.ndarray): Its decisions.
+    """
+
+    def __init__(
+        self, logits: Callable[[], Tensor], start: int, end: int, value: np.ndarray
+    ) -> None:
+        self._late = logits, start, end, value
+
+    def __getattr__(self, name: str) -> Tensor:
+        if name not in ('logits', 'probs', 'mask'):
+            raise AttributeError(name)
+        logits, start, end, value = self._late
+        self.logits = logits()[:, start:end]
+        self.probs = torch.sigmoid(self.logits)
+        self.mask = torch.from_numpy(np.array(value)).to(self.logits)
+        return self.__dict__[name]
+
+    def detach(self) -> GateRecord:
+        return GateRecord(self.logits, self.probs, self.mask, self.feature)
+
+
+def _same(logits: Tensor) -> Tensor:
+    return logits
+
+
+def _scaled(product: np.ndarray, positions: int, bias: Tensor) -> Tensor:
+    """Logits from the product of sums."""
+    return torch.from_numpy(product) / positions + bias
+
+
+def _opened(logits: Tensor, cut: Union[float, np.ndarray]) -> np.ndarray:
+    """Which channels are open, on the CPU, in one transfer."""
+    limit = cut if isinstance(cut, float) else torch.from_numpy(cut).to(logits)
+    return (logits > limit).cpu().numpy()
+
+
+def _array(forced: Union[float, Tensor]) -> np.ndarray:
+    """What a gate is forced to, on the CPU."""
+    if isinstance(forced, Tensor):
+        plain = forced.device.type == 'cpu' and forced.dtype in (torch.float32, torch.bool)
+        if plain and not forced.requires_grad:
+            return forced.numpy()
+        return forced.detach().float().cpu().numpy()
+    return np.asarray(forced, dtype=np.float32)
+
+
+def _logit(threshold: float) -> float:
+    if not 0 < threshold < 1:
+        return -math.inf if threshold <= 0 else math.inf
+    return math.log(threshold / (1 - threshold))

@@ -17,10 +17,12 @@ GATHER_ROWS = 30.0
 GATHER_COLUMNS = 70.0
 """Copying one weight that lies alone."""
 PACK = 70.0
-"""What a convolution does with each weight before it computes: on small maps it is
-most of the work."""
+"""What a convolution does with each gathered weight before it computes: on small maps
+it is most of the work. Where all channels are computed it was done before."""
 TOUCH = 35.0
 """Reading and writing one value of a feature map."""
+START = 4e6
+"""Starting the operations that gather the weights of a convolution."""
 CALL = 1.5e7
 """Running a block once more for another part of the batch."""
 LANES = 8
@@ -73,10 +75,13 @@ class Part:
             all.
         channels (dict): Gate -> numbers of the channels to compute; a gate
             that is not named computes all.
+        exact (bool): Whether just the open channels are computed, so that none
+            has to be multiplied. Defaults to False, not known.
     """
 
     images: Optional[list[int]] = None
     channels: dict[str, np.ndarray] = field(default_factory=dict)
+    exact: bool = False
 
 
 @dataclass
@@ -107,6 +112,8 @@ class Planner:
             positions (int): Positions of the block input, H * W.
         """
         images = len(next(iter(masks.values())))
+        if images == 1 and self.way == 'auto':
+            return [self._single(masks, positions)]
         ways = {
             'dense': lambda: [Part()],
             'union': lambda: [self._part(masks, None)],
@@ -128,17 +135,42 @@ class Planner:
         for part in parts:
             count = images if part.images is None else len(part.images)
             channels = {gate: len(index) for gate, index in part.channels.items()}
-            for conv in self.convs:
-                weights = conv.weights(channels)
-                total += count * positions * conv.scale * conv.lanes(channels) + PACK * weights
-                if conv.out_gate in channels:
-                    total += GATHER_ROWS * weights
-                if conv.in_gate in channels and not conv.depthwise:
-                    total += (GATHER_ROWS if conv.kernel == 1 else GATHER_COLUMNS) * weights
+            total += self._part_cost(channels, count * positions)
         if len(parts) > 1:
             out = self.convs[-1]
             total += CALL * len(parts) + TOUCH * images * positions * out.scale * out.out_channels
         return total
+
+    def _part_cost(self, channels: Mapping[str, int], positions: int) -> float:
+        """What one part costs that computes so many channels of the gates named."""
+        total = 0.0
+        for conv in self.convs:
+            weights = conv.weights(channels)
+            total += positions * conv.scale * conv.lanes(channels)
+            if conv.out_gate in channels:
+                total += START + (PACK + GATHER_ROWS) * weights
+            if conv.in_gate in channels and not conv.depthwise:
+                # Packed already if rows are gathered as well.
+                total += START + (PACK if conv.out_gate not in channels else 0) * weights
+                total += (GATHER_ROWS if conv.kernel == 1 else GATHER_COLUMNS) * weights
+        return total
+
+    def _single(self, masks: Masks, positions: int) -> Part:
+        """The way of a single image, decided by numbers of channels."""
+        channels = {}
+        binary = True
+        for gate, mask in masks.items():
+            binary = binary and mask.dtype == np.bool_
+            count = -(-int(np.count_nonzero(mask)) // self.granularity) * self.granularity
+            if count < mask.shape[1]:
+                channels[gate] = count
+        if not channels:
+            return Part(exact=binary and self.granularity == 1)
+        if self._part_cost(channels, positions) < self._part_cost({}, positions):
+            part = self._part(masks, None)
+            part.exact = binary and self.granularity == 1
+            return part
+        return Part()
 
     def _groups(self, masks: Masks, images: int) -> list[Part]:
         groups: dict[bytes, list[int]] = {}

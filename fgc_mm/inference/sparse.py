@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Optional
 
 import torch
 import torch.nn as nn
@@ -18,11 +19,13 @@ from .folding import (
     FoldedForward,
     FoldedLayer,
     SkippedForward,
+    autocasts,
     is_foldable,
     is_plain_conv,
     recording,
 )
 from .sparse_block import SparseBlock, why_not
+from .stamp import checks
 
 WAYS = ('auto', 'dense', 'union', 'groups')
 
@@ -76,6 +79,12 @@ def enable_sparse(
             f'enable_sparse: {type(model).__name__} has no gates, nothing is ever closed; use '
             "a gated backbone, such as backbone=dict(type='GatedResNet', ...)"
         )
+    prepare(model, channels_last, granularity, way)
+    return model
+
+
+def prepare(model: nn.Module, channels_last: bool, granularity: int = 1, way: str = 'auto') -> None:
+    """What :func:`enable_sparse` does, also for a backbone whose gates are gone."""
     disable_sparse(model)
     for name, block in _modules(model, GatedBlock):
         reason = why_not(block)
@@ -90,9 +99,8 @@ def enable_sparse(
         _fold_plain_layers(block, channels_last)
     for _, backbone in _modules(model, GatedBackbone):
         _fold_plain_layers(backbone, channels_last)
-        if channels_last:
-            backbone.forward = ChannelsLastForward(backbone)  # type: ignore[method-assign,assignment]
-    return model
+        layout = ChannelsLastForward(backbone) if channels_last else None
+        backbone.forward = CheckedForward(backbone, layout)  # type: ignore[method-assign,assignment]
 
 
 def disable_sparse(model: nn.Module) -> nn.Module:
@@ -107,7 +115,7 @@ def disable_sparse(model: nn.Module) -> nn.Module:
     for _, block in _modules(model, GatedBlock):
         if isinstance(block.runner, SparseBlock):
             block.runner.detach()
-    ours = (FoldedForward, SkippedForward, ChannelsLastForward)
+    ours = (FoldedForward, SkippedForward, CheckedForward)
     for module in model.modules():
         if isinstance(module.__dict__.get('forward'), ours):
             del module.__dict__['forward']
@@ -139,6 +147,44 @@ class ChannelsLastForward:
         # Some ops that come later, such as RoIAlign, take the layout for granted.
         outs = forward(self.backbone, x.contiguous(memory_format=last))
         return tuple(out.contiguous() for out in outs)
+
+
+class CheckedForward:
+    """``forward`` of a sparse backbone that looks once, and not before every
+    layer, whether weights have changed.
+
+    Args:
+        backbone (nn.Module): The backbone.
+        forward (Callable, optional): What runs it. Defaults to None, the
+            backbone's own.
+    """
+
+    def __init__(self, backbone: nn.Module, forward: Optional[Callable] = None) -> None:
+        self.backbone = backbone
+        self.inner = forward
+        self.modules = list(backbone.modules())
+        self.blocks = [m.runner for m in self.modules if isinstance(m, GatedBlock)]
+        forwards = [m.__dict__.get('forward') for m in self.modules]
+        self.layers = [f.layer for f in forwards if isinstance(f, FoldedForward)]
+
+    def __call__(self, x: Tensor) -> Any:
+        forward = self.inner or partial(type(self.backbone).forward, self.backbone)
+        if checks.done or recording() or not self._undisturbed():
+            return forward(x)
+        for part in (*self.blocks, *self.layers):
+            if part is not None:
+                part.refresh()
+        checks.done = True
+        try:
+            return forward(x)
+        finally:
+            checks.done = False
+
+    def _undisturbed(self) -> bool:
+        """Whether neither autocast nor anybody else's code takes part in the pass."""
+        if autocasts():
+            return False
+        return not any(m.training or m._forward_hooks or m._forward_pre_hooks for m in self.modules)
 
 
 def _modules(model: nn.Module, kind: type) -> Iterator[tuple[str, Any]]:

@@ -24,6 +24,7 @@ from .folding import (
 )
 from .gate_bundle import GateBundle
 from .plan import ConvCost, Part, Planner
+from .stamp import checks
 
 
 def why_not(block: GatedBlock) -> Optional[str]:
@@ -115,9 +116,21 @@ class SparseBlock:
 
     def applies(self, x: Tensor) -> bool:
         """In evaluation, where nobody records the operations."""
-        if recording() or x.dim() != 4 or x.numel() == 0:
-            return False
-        return not any(module.training for module in self._modes)
+        if checks.done:
+            return x.numel() > 0
+        return not (recording() or x.dim() != 4 or x.numel() == 0 or self.trains())
+
+    def trains(self) -> bool:
+        """Whether something in the block is in training mode."""
+        return any(module.training for module in self._modes)
+
+    def refresh(self) -> None:
+        """Prepare all weights, anew if parameters have changed."""
+        if self._bundle is not None:
+            self._bundle.refresh()
+        for entry in list(self._entries.values()):
+            if entry.folded is not None:
+                entry.folded.refresh()
 
     def run(self, body: Body, x: Tensor) -> Tensor:
         """Run the block on a batch.
@@ -127,18 +140,17 @@ class SparseBlock:
             x (Tensor): The block input.
         """
         bundle = self._bundle
-        if bundle is None or bundle.watched():
-            multipliers = self.block.decide(x)
+        if bundle is None or (not checks.done and bundle.watched()):
+            values = _to_numpy(self.block.decide(x))
         else:
-            multipliers = bundle.decide(x)
-        if not multipliers:
+            values = bundle.decide(x)
+        if not values:
             return body(x, _Layers(self, Part(), {}, x))
-        values = _to_numpy(multipliers)
         parts = self.planner.plan(values, x.size(2) * x.size(3))
         outs = []
         for part in parts:
             images = x if part.images is None else _take(x, part.images)
-            factors = _factors(part, multipliers, values)
+            factors = {} if part.exact else _factors(part, values, x)
             outs.append(body(images, _Layers(self, part, factors, images)))
         if len(outs) == 1:
             return outs[0]
@@ -206,9 +218,10 @@ class _Layers:
         plus: Optional[Tensor] = None,
     ) -> Tensor:
         entry = self.runner.entry(conv, norm)
+        relu = type(act) is nn.ReLU and not (act._forward_hooks or act._forward_pre_hooks)
         if entry.folded is not None and entry.norm is None:
-            out = self._convolve(x, entry, plus)
-            plus = None
+            out = self._convolve(x, entry, plus, relu)
+            plus, act = None, None if relu else act
         else:
             out = entry.conv(x) if entry.folded is None else self._convolve(x, entry)
         if entry.cost is not None:
@@ -218,18 +231,27 @@ class _Layers:
             out = entry.norm(out)
         if plus is not None:
             out += plus
-        if type(act) is nn.ReLU and not (act._forward_hooks or act._forward_pre_hooks):
-            out = out.relu_()
-        elif act is not None:
-            out = act(out)
+        if act is not None:
+            out = out.relu_() if relu else act(out)
         if gate in self.factors:
-            out = out * self.factors[gate][:, :, None, None].to(out.dtype)
+            # What a module returned may be known to others, a fresh convolution is not.
+            factor = self.factors[gate].to(out.dtype)
+            out = (
+                out * factor if entry.folded is None or entry.norm is not None else out.mul_(factor)
+            )
         return out
 
-    def _convolve(self, x: Tensor, entry: _Entry, plus: Optional[Tensor] = None) -> Tensor:
+    def _convolve(
+        self, x: Tensor, entry: _Entry, plus: Optional[Tensor] = None, relu: bool = False
+    ) -> Tensor:
         assert entry.folded is not None
         rows = self.channels.get(entry.gates.out_gate or '')
         columns = self.channels.get(entry.gates.in_gate or '')
+        if checks.done and rows is None and columns is None:
+            if plus is None:
+                return entry.folded.run(x, relu)
+            out = entry.folded.run(x).add_(plus)
+            return out.relu_() if relu else out
         groups: int = entry.folded.conv.groups
         if groups > 1 and rows is not None:
             columns, groups = None, len(rows)
@@ -238,14 +260,15 @@ class _Layers:
         weight, bias = entry.folded.weights(rows, columns)
         conv = entry.folded.conv
         if conv._forward_hooks or conv._forward_pre_hooks:
-            return conv(x, weight, bias, groups, plus)
-        return convolve(conv, x, weight, bias, groups, plus)
+            out = conv(x, weight, bias, groups, plus)
+            return out.relu_() if relu else out
+        return convolve(conv, x, weight, bias, groups, plus, relu)
 
 
 def _to_numpy(multipliers: dict[str, Tensor]) -> dict[str, np.ndarray]:
     """All decisions of a block on the CPU, in one transfer."""
     tensors = list(multipliers.values())
-    if tensors[0].device.type == 'cpu':
+    if not tensors or tensors[0].device.type == 'cpu':
         arrays = [tensor.float().numpy() for tensor in tensors]
     else:
         both = torch.cat([tensor.float() for tensor in tensors], dim=1).cpu().numpy()
@@ -260,9 +283,7 @@ def _take(x: Tensor, images: list[int]) -> Tensor:
     return x[torch.tensor(images, device=x.device)]
 
 
-def _factors(
-    part: Part, multipliers: dict[str, Tensor], values: dict[str, np.ndarray]
-) -> dict[str, Tensor]:
+def _factors(part: Part, values: dict[str, np.ndarray], x: Tensor) -> dict[str, Tensor]:
     """What the computed channels are multiplied with, where it is not 1."""
     factors = {}
     for gate, value in values.items():
@@ -271,6 +292,5 @@ def _factors(
         if gate in part.channels:
             value = value[:, part.channels[gate]]
         if not (value == 1).all():
-            like = multipliers[gate]
-            factors[gate] = torch.from_numpy(np.ascontiguousarray(value)).to(like)
+            factors[gate] = torch.from_numpy(value.astype(np.float32)[:, :, None, None]).to(x)
     return factors

@@ -29,7 +29,10 @@ def make_gates(norm1, norm2):
 def check(gates, x):
     expected = {name: copy.deepcopy(gate)(x) for name, gate in gates.items()}
     with torch.no_grad():
-        decided = GateBundle(gates).decide(x)
+        decided = {
+            name: torch.from_numpy(value.copy()).float()
+            for name, value in GateBundle(gates).decide(x).items()
+        }
     for name, gate in gates.items():
         assert torch.equal(decided[name], expected[name]), name
         assert torch.equal(gate.record.mask, expected[name])
@@ -71,6 +74,32 @@ def test_forced_gates():
     check(gates, torch.rand(2, 24, 9, 9))
 
 
+def test_thresholds_and_sizes_may_change():
+    gates = make_gates(NORMS['BN'], NORMS['none'])
+    bundle = GateBundle(gates)
+    for size, threshold in ((9, 0.5), (9, 0.7), (5, 0.7), (40, 0.3), (9, 0.0), (9, 1.0)):
+        gates['gate1'].threshold = threshold
+        x = torch.rand(2, 24, size, size)
+        with torch.no_grad():
+            decided = bundle.decide(x)
+        for name, gate in gates.items():
+            mask = copy.deepcopy(gate)(x)
+            assert torch.equal(torch.from_numpy(decided[name]).float(), mask)
+
+
+def test_records_without_a_graph():
+    gates = make_gates(NORMS['BN'], NORMS['LN'])
+    with torch.no_grad():
+        GateBundle(gates).decide(torch.rand(2, 24, 9, 9))
+    record = gates['gate1'].record
+    copied = record.detach()
+    for key in ('logits', 'probs', 'mask'):
+        assert torch.equal(getattr(copied, key), getattr(record, key))
+    assert record.feature is None
+    with pytest.raises(AttributeError):
+        record.nothing  # noqa: B018
+
+
 @pytest.mark.parametrize('part', ['fc1', 'norm', 'fc2'])
 def test_changed_weights_are_noticed(part):
     gates = make_gates(NORMS['BN'], NORMS['BN'])
@@ -79,7 +108,8 @@ def test_changed_weights_are_noticed(part):
         bundle.decide(x)
         getattr(gates['gate2'], part).weight.mul_(-1)
         decided = bundle.decide(x)
-    assert torch.equal(decided['gate2'], copy.deepcopy(gates['gate2'])(x))
+    decided = torch.from_numpy(decided['gate2']).float()
+    assert torch.equal(decided, copy.deepcopy(gates['gate2'])(x))
 
 
 def test_what_does_not_fit():

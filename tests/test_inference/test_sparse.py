@@ -12,7 +12,7 @@ from sparse_networks import FAMILIES, assert_equal_outputs, build, pictures
 
 from fgc_mm.complexity import count_macs
 from fgc_mm.gates import find_gates, force_gates
-from fgc_mm.inference import disable_sparse, enable_sparse, is_sparse
+from fgc_mm.inference import disable_sparse, enable_sparse, is_sparse, kernels
 
 families = pytest.mark.parametrize('family', FAMILIES)
 
@@ -111,6 +111,64 @@ def test_sizes_and_batches_may_change_from_pass_to_pass():
     for batch, size in ((1, (32, 32)), (3, (64, 48)), (1, (33, 57)), (2, (32, 32))):
         x = pictures(batch, size)
         assert_equal_outputs(model(x), dense(x))
+
+
+def count_kernels(monkeypatch):
+    calls = []
+    run = kernels.convolve
+
+    def counting(conv, x, weight, *others):
+        calls.append(weight.is_mkldnn)
+        return run(conv, x, weight, *others)
+
+    monkeypatch.setattr(kernels, 'convolve', counting)
+    return calls
+
+
+@pytest.mark.skipif(kernels._CONVOLVE is None, reason='no oneDNN in this PyTorch')
+def test_whole_layers_run_with_packed_weights(monkeypatch):
+    dense, model = build(), enable_sparse(build(), way='dense')
+    calls = count_kernels(monkeypatch)
+    for size in ((64, 64), (33, 57)):
+        x = pictures(1, size)
+        assert_equal_outputs(model(x), dense(x))
+    assert len(calls) == 2 * sum(isinstance(m, nn.Conv2d) for m in model.modules())
+    assert all(calls)
+
+
+@pytest.mark.parametrize('why', ['hooks', 'autocast', 'no_operator', 'alone'])
+def test_without_kernels(monkeypatch, why):
+    """Where they cannot be used the result is the same."""
+    dense, model = build(), enable_sparse(build(), way='dense')
+    x = pictures(2)
+    model(x)
+    wanted = dense(x)
+    calls = count_kernels(monkeypatch)
+    if why == 'hooks':
+        model.layer1[0].register_forward_hook(lambda *_: None)
+    elif why == 'no_operator':
+        monkeypatch.setattr(kernels, '_CONVOLVE', None)
+    if why == 'alone':
+        maps = torch.rand(1, model.layer1[0].conv1.in_channels, 16, 16)
+        assert_equal_outputs([model.layer1[0](maps)], [dense.layer1[0](maps)])
+    elif why == 'autocast':
+        with torch.autocast('cpu', torch.bfloat16):
+            model(x)
+    else:
+        assert_equal_outputs(model(x), wanted)
+    assert not calls
+
+
+def test_a_pass_that_fails_leaves_nothing_behind():
+    model = enable_sparse(build())
+    x = pictures(1)
+    model(x)
+    with pytest.raises(RuntimeError):
+        model(torch.rand(1, 5, 32, 32))
+    model.layer3[0].conv2.weight.data.mul_(1.5)
+    alone = torch.rand(1, model.layer3[0].conv1.in_channels, 8, 8)
+    wanted = copy.deepcopy(disable_sparse(copy.deepcopy(model))).layer3[0](alone)
+    assert_equal_outputs([model.layer3[0](alone)], [wanted])
 
 
 def test_an_ungated_block_and_conv_are_folded_too():

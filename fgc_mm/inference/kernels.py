@@ -1,0 +1,81 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""Convolutions of oneDNN with prepared weights, as PyTorch's own compiler calls them."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+import torch.nn as nn
+from torch import Tensor
+
+
+def _find(name: str, arguments: int) -> Optional[torch._ops.OpOverload]:
+    """An operator of PyTorch's oneDNN library, None if this build lacks it or has
+    another one of that name."""
+    try:
+        found = getattr(torch.ops.mkldnn, name).default
+    except (AttributeError, RuntimeError):
+        return None
+    return found if len(found._schema.arguments) == arguments else None
+
+
+_CONVOLVE = _find('_convolution_pointwise', 10)
+_REORDER = _find('_reorder_convolution_weight', 6)
+
+
+def fits(x: Tensor) -> bool:
+    """Whether :func:`convolve` takes an input."""
+    return (
+        _CONVOLVE is not None
+        and x.dtype == torch.float32
+        and x.device.type == 'cpu'
+        and x.is_contiguous(memory_format=torch.channels_last)
+        and torch.backends.mkldnn.is_available()
+    )
+
+
+def pack(conv: nn.Conv2d, weight: Tensor, x: Tensor) -> Optional[Tensor]:
+    """A weight in the layout oneDNN computes with.
+
+    A convolution brings its weight into that layout first, each time: on small maps
+    that is half of its work.
+
+    Args:
+        conv (nn.Conv2d): Tells stride, padding, dilation and groups.
+        weight (Tensor): The weight.
+        x (Tensor): An input. Others may be of other sizes.
+
+    Returns:
+        Tensor: An opaque tensor for :func:`convolve`, None if there is no way to
+        make one.
+    """
+    if _REORDER is None or isinstance(conv.padding, str):
+        return None
+    return _REORDER(
+        weight,
+        list(conv.padding),
+        list(conv.stride),
+        list(conv.dilation),
+        conv.groups,
+        list(x.shape),
+    )
+
+
+def convolve(
+    conv: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor, groups: int, relu: bool
+) -> Tensor:
+    """A convolution with other weights, packed or not, and the ReLU after it.
+
+    Args:
+        conv (nn.Conv2d): Tells stride, padding and dilation.
+        x (Tensor): B x C x H x W, channels last.
+        weight (Tensor): The weight.
+        bias (Tensor): The bias.
+        groups (int): Number of groups.
+        relu (bool): Whether to take the ReLU of the result.
+    """
+    assert _CONVOLVE is not None
+    act = 'relu' if relu else 'none'
+    shape = conv.padding, conv.stride, conv.dilation
+    return _CONVOLVE(x, weight, bias, *shape, groups, act, [], '')
