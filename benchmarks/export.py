@@ -8,7 +8,9 @@ pictures:
 - static: without gates and with as many channels as the gates leave open: what
   is possible at all at this number of MACs;
 - masked: gates inside the graph, closed channels multiplied by zero;
-- gathered: gates inside the graph, weights of the open channels gathered.
+- gathered: gates inside the graph, weights of the open channels gathered;
+- unblocked: the dense one in onnxruntime without its blocked layout, which
+  weights that change cannot have: by how much its other convolutions are slower.
 
 The gates decide inside the graph; the biases of their last layers are set such
 that they open a random choice of channels of the given share. A repetition
@@ -37,7 +39,7 @@ from speed_models import static_widths, width
 from fgc_mm.complexity import count_macs
 from fgc_mm.gates import find_gates
 from fgc_mm.inference.export_block import recordable
-from fgc_mm.inference.export_formats import FORMATS, Run, record
+from fgc_mm.inference.export_formats import FORMATS, Onnx, Run, record
 from fgc_mm.inference.export_parts import BackbonePart, Recorded
 
 KINDS = ('dense', 'static', 'masked', 'gathered')
@@ -84,13 +86,16 @@ def open_gates(model: nn.Module, share: float) -> None:
         gate.fc2.bias[torch.randperm(gate.channels)[: width(gate.channels, share)]] = 4.0
 
 
-def exported(model: nn.Module, form: str, file_format: str, x: torch.Tensor) -> Run:
+def exported(
+    model: nn.Module, form: str, file_format: str, x: torch.Tensor, blocked: bool = True
+) -> Run:
     """An exported backbone, in its runtime."""
     chosen = FORMATS[file_format]()
     with torch.no_grad(), recordable(model, form) as masks:
         network = Recorded(BackbonePart(model, ''), masks).eval()
         network(x)
-        return chosen.load(record(chosen, network, x, [2, 3]))
+        content = record(chosen, network, x, [2, 3])
+    return chosen.load(content, blocked) if isinstance(chosen, Onnx) else chosen.load(content)
 
 
 @torch.no_grad()
@@ -127,6 +132,9 @@ def rows_of(depth: int, size: str, share: float, args: argparse.Namespace) -> li
         for file_format in args.formats
         for kind in KINDS
     }
+    if 'onnx' in args.formats:
+        runs['onnx', 'unblocked'] = exported(plain, 'masked', 'onnx', x, blocked=False)
+        macs['unblocked'] = macs['dense']
     times = measure(runs, x, args)
     rows = []
     for (file_format, kind), own in times.items():
@@ -157,7 +165,7 @@ def main() -> None:
         f'{args.repeats}, {"processor" if args.cpu_time else "wall"} time'
     )
     print(
-        f'{"network":<11}{"size":>9}{"open":>7}  {"format":<13}{"kind":<9}{"ms":>9}{"time":>7}'
+        f'{"network":<11}{"size":>9}{"open":>7}  {"format":<13}{"kind":<10}{"ms":>9}{"time":>7}'
         f'{"MACs":>7}'
     )
     rows: list[dict] = []
@@ -166,7 +174,7 @@ def main() -> None:
             rows.append(row)
             print(
                 f'{row["network"]:<11}{size:>9}{100 * share:>5.0f} %  {row["format"]:<13}'
-                f'{row["kind"]:<9}{1e3 * row["seconds"]:>9.1f}{row["time_ratio"]:>7.2f}'
+                f'{row["kind"]:<10}{1e3 * row["seconds"]:>9.1f}{row["time_ratio"]:>7.2f}'
                 f'{row["macs_ratio"]:>7.2f}',
                 flush=True,
             )

@@ -43,7 +43,13 @@ class Gate(BaseModule):
         in_channels (int): Channels of the block input.
         channels (int): Channels of the gated feature.
         init_cfg (dict, optional): Initialization config. Defaults to None.
+
+    Attributes:
+        hard (bool): Whether features are multiplied with 0 and 1 only, so that
+            nothing is left to multiply once closed channels are left out.
     """
+
+    hard: bool = False
 
     def __init__(self, in_channels: int, channels: int, init_cfg: OptDict = None) -> None:
         super().__init__(init_cfg=init_cfg)

@@ -77,6 +77,8 @@ class BinConcreteGate(Gate):
         torch.Size([2, 128])
     """
 
+    hard = True
+
     def __init__(
         self,
         in_channels: int,

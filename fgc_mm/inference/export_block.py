@@ -14,7 +14,6 @@ from torch import Tensor
 
 from ..backbones.block import Activation, Body, GatedBlock
 from ..complexity import GatedConv, gated_convs
-from ..gates import Gate
 from .folding import FoldedLayer, is_foldable
 from .sparse_block import is_depthwise, why_not
 
@@ -39,11 +38,9 @@ def recordable(model: nn.Module, form: str = 'masked') -> Iterator[dict[str, Ten
         dict[str, Tensor]: Name of each gate -> B x C, its mask in the last
         pass, in network order.
     """
-    if form not in FORMS:
-        raise ValueError(f'form={form!r} must be one of {FORMS}')
     masks: dict[str, Tensor] = {}
     blocks = {name: m for name, m in model.named_modules() if isinstance(m, GatedBlock)}
-    pools = [m for m in model.modules() if isinstance(m, nn.AdaptiveAvgPool2d) and _splits(m)]
+    pools = [m for m in model.modules() if type(m) is nn.AdaptiveAvgPool2d and _splits(m)]
     before = [block.runner for block in blocks.values()]
     try:
         for name, block in blocks.items():
@@ -110,43 +107,37 @@ class MaskedBlock:
 class GatheredBlock(MaskedBlock):
     """The runner of a block that convolves with the weights of open channels.
 
-    The weights are gathered inside the graph. Batch norm is folded into them in
-    the first pass, which therefore must not be recorded. It takes single
-    images.
+    The weights are gathered inside the graph. They are prepared in the first
+    pass, which therefore must not be recorded: batch norm is folded in, and a
+    channel of zeros added on each gated side. That one is taken where all
+    others are closed, so that no runtime has to convolve with none. It takes
+    single images.
     """
 
     def __init__(self, block: GatedBlock, prefix: str, masks: dict[str, Tensor]) -> None:
         super().__init__(block, prefix, masks)
         self.gated = gated_convs(block, block.gate_sites())
-        self.first = {name: _first(gate) for name, gate in block.gates().items()}
-        self._folded: dict[str, tuple[Tensor, Tensor]] = {}
+        self._prepared: dict[str, tuple[Tensor, Tensor]] = {}
 
-    def folded(self, conv: str, norm: Optional[nn.Module]) -> tuple[Tensor, Tensor]:
-        """Weight and bias of a convolution and its norm as one."""
-        if conv not in self._folded:
+    def weights(self, conv: str, norm: Optional[nn.Module]) -> tuple[Tensor, Tensor]:
+        """Weight and bias of a gated convolution and its norm as one."""
+        if conv not in self._prepared:
             module: Any = self.block.get_submodule(conv)
-            self._folded[conv] = FoldedLayer(module, norm).weights()
-        return self._folded[conv]
-
-    def computed(self, gate: str, multiplier: Tensor) -> Tensor:
-        """C, 1 for the open channels; for the first one if all are closed.
-
-        No runtime has to convolve with no channel at all; the first is
-        multiplied with its zero.
-        """
-        is_open = (multiplier != 0).to(multiplier.dtype)
-        return is_open + self.first[gate] * (1 - is_open.max())
+            weight, bias = FoldedLayer(module, norm).weights()
+            gates = self.gated[conv]
+            if not is_depthwise(module, gates):
+                rows, columns = (int(g is not None) for g in (gates.out_gate, gates.in_gate))
+                weight = F.pad(weight, (0, 0, 0, 0, 0, columns, 0, rows))
+                bias = F.pad(bias, (0, rows))
+            if gates.out_gate is None and module.kernel_size == (1, 1):
+                # Inputs first: copies of whole rows are many times as fast as of
+                # single values.
+                weight = weight[:, :, 0, 0].t().contiguous()
+            self._prepared[conv] = weight, bias
+        return self._prepared[conv]
 
     def _layer(self, multipliers: dict[str, Tensor]) -> Callable[..., Tensor]:
         return _GatheredLayer(self, {name: m[0] for name, m in multipliers.items()})
-
-
-def _first(gate: Gate) -> Tensor:
-    """One for the first channel of a gate, zero for the others."""
-    parameter = next(gate.parameters())
-    first = torch.zeros(gate.channels, dtype=parameter.dtype, device=parameter.device)
-    first[0] = 1
-    return first
 
 
 class _MaskedLayer:
@@ -183,8 +174,8 @@ class _GatheredLayer(_MaskedLayer):
     def __init__(self, runner: GatheredBlock, multipliers: dict[str, Tensor]) -> None:
         super().__init__(runner.block, multipliers)
         self.runner = runner
-        self.computed = {name: runner.computed(name, m) for name, m in multipliers.items()}
-        self.open = {name: c.nonzero().flatten() for name, c in self.computed.items()}
+        self.is_open = {name: (m != 0).to(m.dtype) for name, m in multipliers.items()}
+        self.channels = {name: _channels(mask) for name, mask in self.is_open.items()}
 
     def __call__(
         self,
@@ -201,26 +192,32 @@ class _GatheredLayer(_MaskedLayer):
         module: Any = self.block.get_submodule(conv)
         after = None if norm is None else self.block.get_submodule(norm)
         folds = after is not None and is_foldable(after)
-        weight, bias = self.runner.folded(conv, after if folds else None)
+        weight, bias = self.runner.weights(conv, after if folds else None)
         run = self._depthwise if is_depthwise(module, gates) else self._gather
         out = run(x, module, gates, weight, bias)
         if after is not None and not folds:
             out = after(out)
         if plus is not None:
             out = out + plus
-        return out if act is None else act(out)
+        if act is not None:
+            out = act(out)
+        if gate in self.multipliers and not self.block.gates()[gate].hard:
+            factors = F.pad(self.multipliers[gate], (0, 1))
+            out = out * factors.index_select(0, self.channels[gate])[:, None, None]
+        return out
 
     def _gather(
         self, x: Tensor, conv: nn.Conv2d, gates: GatedConv, weight: Tensor, bias: Tensor
     ) -> Tensor:
         if gates.out_gate is not None:
-            rows = self.open[gates.out_gate]
+            rows = self.channels[gates.out_gate]
             weight, bias = weight.index_select(0, rows), bias.index_select(0, rows)
         if gates.in_gate is not None:
-            # What the input would be multiplied with; on weights it is cheaper.
-            columns = self.open[gates.in_gate]
-            factors = self.multipliers[gates.in_gate].index_select(0, columns)
-            weight = weight.index_select(1, columns) * factors[:, None, None]
+            columns = self.channels[gates.in_gate]
+            if weight.dim() == 2:
+                weight = weight.index_select(0, columns).t()[:, :, None, None]
+            else:
+                weight = weight.index_select(1, columns)
         return F.conv2d(x, weight, bias, conv.stride, conv.padding, conv.dilation)
 
     def _depthwise(
@@ -229,14 +226,20 @@ class _GatheredLayer(_MaskedLayer):
         # The number of groups is fixed in a graph: all channels are convolved,
         # and the open ones taken from the result.
         assert gates.in_gate is not None
-        channels = self.open[gates.in_gate]
         others = [g for g in self.runner.gated.values() if g is not gates]
         if any(other.out_gate == gates.in_gate for other in others):  # comes gathered
             # Each channel in its place; what stands in a closed one's is dropped.
-            place = self.computed[gates.in_gate].cumsum(dim=0) - 1
+            place = self.is_open[gates.in_gate].cumsum(dim=0) - 1
             x = x.index_select(1, place.clamp(min=0).long())
         out = F.conv2d(x, weight, bias, conv.stride, conv.padding, conv.dilation, conv.groups)
-        return out.index_select(1, channels)
+        out = F.pad(out, (0, 0, 0, 0, 0, 1))
+        return out.index_select(1, self.channels[gates.in_gate])
+
+
+def _channels(is_open: Tensor) -> Tensor:
+    """Numbers of the open channels; that of the added one if all are closed."""
+    none = 1 - is_open.max(dim=0, keepdim=True).values
+    return torch.cat([is_open, none]).nonzero().flatten()
 
 
 def _splits(pool: nn.AdaptiveAvgPool2d) -> bool:

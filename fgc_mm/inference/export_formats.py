@@ -103,10 +103,20 @@ class Onnx(Format):
         onnx.helper.set_model_props(model, dict(metadata))
         return model.SerializeToString()
 
-    def load(self, content: bytes) -> Run:
+    def load(self, content: bytes, blocked: bool = True) -> Run:
+        """What runs a recorded network.
+
+        Args:
+            content (bytes): The network.
+            blocked (bool): Whether constant weights get onnxruntime's blocked
+                layout, its own default. Defaults to True.
+        """
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
+        if not blocked:
+            level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+            options.graph_optimization_level = level
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = 3
         # Threads that wait for work would slow others down, in checks and benchmarks.
