@@ -20,6 +20,7 @@ MACs); the MACs are those of open channels and of the gates themselves.
     python benchmarks/speed.py --depths 18 34 50 --sizes 224x224 512x512 800x600
     python benchmarks/speed.py --models faster_rcnn pspnet --sizes 800x600 512x512
     python benchmarks/speed.py --trained CONFIG CHECKPOINT
+    python benchmarks/speed.py --report a.json b.json --plot speed.png
 
 The last takes a trained model with the gates as they decide on its own test
 pictures; the static network there has the mean number of open channels of each
@@ -49,7 +50,7 @@ from speed_models import (
     task_networks,
     trained_networks,
 )
-from speed_plot import draw
+from speed_plot import draw, table
 
 from fgc_mm.complexity import count_macs
 
@@ -114,6 +115,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
     parser.add_argument('--out', type=Path, help='write all figures to a .json file')
     parser.add_argument('--plot', type=Path, help='draw the realised share to a .png file')
+    parser.add_argument(
+        '--report', type=Path, nargs='+', help='measure nothing: table and plot of .json files'
+    )
     args = parser.parse_args()
     for size in args.sizes:
         if len(size.split('x')) != 2 or not all(part.isdigit() for part in size.split('x')):
@@ -211,6 +215,12 @@ def keep_memory() -> None:
 
 def main() -> None:
     args = parse_args()
+    if args.report:
+        known = [row for path in args.report for row in json.loads(path.read_text())['rows']]
+        print(table(known))
+        if args.plot:
+            draw(known, args.plot)
+        return
     keep_memory()
     if args.threads:
         torch.set_num_threads(args.threads)
