@@ -95,10 +95,11 @@ class MACsTracer:
         if self._attached:
             return
         for name in self._layers:
-            self._attached.after(self._modules[name], partial(self._on_layer, name))
+            self._attached.after(self._modules[name], partial(self._on_layer, name), passive=True)
         for name in self._blocks:
-            self._attached.before(self._modules[name], partial(self._before_block, name))
-            self._attached.after(self._modules[name], partial(self._after_block, name))
+            module = self._modules[name]
+            self._attached.before(module, partial(self._before_block, name), passive=True)
+            self._attached.after(module, partial(self._after_block, name), passive=True)
 
     def detach(self) -> None:
         """Stop counting."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+from types import NoneType
 from typing import Any, Optional
 
 import torch
@@ -35,8 +36,14 @@ def autocasts() -> bool:
 
 def is_plain_conv(conv: nn.Module) -> bool:
     """Whether a convolution is nothing but ``F.conv2d`` of its weight."""
-    # A subclass may do something to the weight first, such as standardise it.
-    return type(conv) in (nn.Conv2d, MMConv2d) and conv.padding_mode == 'zeros'
+    # A subclass may do something to the weight first, such as standardise it; so may
+    # pruning and the like, which leave no parameter of that name, or a patch.
+    return (
+        type(conv) in (nn.Conv2d, MMConv2d)
+        and conv.padding_mode == 'zeros'
+        and conv._parameters.get('weight') is not None
+        and isinstance(conv.__dict__.get('forward'), (NoneType, WeightedForward, FoldedForward))
+    )
 
 
 def is_product(conv: nn.Conv2d) -> bool:
@@ -51,7 +58,10 @@ def is_product(conv: nn.Conv2d) -> bool:
 
 def is_foldable(norm: nn.Module) -> bool:
     """Whether a norm is, in evaluation, a factor and an offset per channel."""
-    return isinstance(norm, _BatchNorm) and norm.running_mean is not None
+    usual = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
+    known = isinstance(norm, _BatchNorm) and norm.running_mean is not None
+    # A subclass may do more, such as activate.
+    return known and type(norm).forward in usual
 
 
 class FoldedLayer:

@@ -15,8 +15,10 @@ import torch.nn as nn
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ..complexity.attach import is_watched, tell
 from ..gates import BinConcreteGate, Gate, GateRecord
 from ..gates.base import pool_mean
+from .folding import is_foldable
 from .stamp import Source, Stamp, checks
 
 _FEW = 1 << 17
@@ -49,7 +51,7 @@ class GateBundle:
             if type(gate) is not BinConcreteGate or type(gate.fc1) is not nn.Linear:
                 return False
             norm = gate.norm
-            if isinstance(norm, _BatchNorm) and norm.running_mean is not None:
+            if is_foldable(norm):
                 continue
             if type(norm) not in (nn.LayerNorm, nn.Identity):
                 return False
@@ -65,7 +67,7 @@ class GateBundle:
         """Whether someone waits for the modules of the gates to be called."""
         for gate in self.gates.values():
             for module in (gate, gate.fc1, gate.norm, gate.fc2):
-                if module._forward_hooks or module._forward_pre_hooks:
+                if is_watched(module):
                     return True
         return False
 
@@ -99,11 +101,19 @@ class GateBundle:
                 forced = _array(gate.forced)
                 same = forced.shape == value.shape
                 value = forced if same else np.broadcast_to(forced, value.shape)
+            if gate.fc1._forward_hooks:
+                self._tell(gate, x.size(0))
             # Module.__setattr__ would look for much else first.
             gate.__dict__['record'] = LateRecord(logits, start, end, value)
             values[name] = value
             start = end
         return values
+
+    def _tell(self, gate: Any, batch: int) -> None:
+        """Let those who count see the layers of a gate, which are not called."""
+        for layer in (gate.fc1, gate.fc2):
+            sides = (torch.empty(batch, width, device='meta') for width in layer.weight.shape[::-1])
+            tell(layer, *sides)
 
     def _quickly(self, x: Tensor) -> tuple[Callable[[], Tensor], np.ndarray]:
         """Logits, when they are asked for, and decisions on a CPU.
@@ -262,7 +272,7 @@ def _array(forced: Union[float, Tensor]) -> np.ndarray:
     if isinstance(forced, Tensor):
         plain = forced.device.type == 'cpu' and forced.dtype in (torch.float32, torch.bool)
         if plain and not forced.requires_grad:
-            return forced.numpy()
+            return forced.numpy().copy()  # the record must not change with it
         return forced.detach().float().cpu().numpy()
     return np.asarray(forced, dtype=np.float32)
 

@@ -30,8 +30,9 @@ def fits(x: Tensor) -> bool:
         _CONVOLVE is not None
         and x.dtype == torch.float32
         and x.device.type == 'cpu'
+        and x.numel() > 0
         and x.is_contiguous(memory_format=torch.channels_last)
-        and torch.backends.mkldnn.is_available()
+        and torch._C._get_mkldnn_enabled()
     )
 
 

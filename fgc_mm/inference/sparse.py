@@ -14,6 +14,7 @@ from mmengine.logging import print_log
 from torch import Tensor
 
 from ..backbones import GatedBackbone, GatedBlock
+from ..complexity.attach import is_watched
 from ..gates import find_gates
 from .folding import (
     FoldedForward,
@@ -100,7 +101,8 @@ def prepare(model: nn.Module, channels_last: bool, granularity: int = 1, way: st
     for _, backbone in _modules(model, GatedBackbone):
         _fold_plain_layers(backbone, channels_last)
         layout = ChannelsLastForward(backbone) if channels_last else None
-        backbone.forward = CheckedForward(backbone, layout)  # type: ignore[method-assign,assignment]
+        again = partial(prepare, backbone, channels_last, granularity, way)
+        backbone.forward = CheckedForward(backbone, layout, again)  # type: ignore[method-assign,assignment]
 
 
 def disable_sparse(model: nn.Module) -> nn.Module:
@@ -155,36 +157,61 @@ class CheckedForward:
 
     Args:
         backbone (nn.Module): The backbone.
-        forward (Callable, optional): What runs it. Defaults to None, the
-            backbone's own.
+        forward (Callable, optional): What runs it; None is the backbone's own.
+        again (Callable): Prepares it anew, after modules of it were replaced.
     """
 
-    def __init__(self, backbone: nn.Module, forward: Optional[Callable] = None) -> None:
+    def __init__(
+        self, backbone: nn.Module, forward: Optional[Callable], again: Callable[[], None]
+    ) -> None:
         self.backbone = backbone
         self.inner = forward
+        self.again = again
         self.modules = list(backbone.modules())
-        self.blocks = [m.runner for m in self.modules if isinstance(m, GatedBlock)]
-        forwards = [m.__dict__.get('forward') for m in self.modules]
-        self.layers = [f.layer for f in forwards if isinstance(f, FoldedForward)]
+        self.blocks = [m for m in self.modules if isinstance(m, GatedBlock)]
+        self.folded = [
+            m for m in self.modules if isinstance(m.__dict__.get('forward'), FoldedForward)
+        ]
+        self.places = [(m._modules, len(m._modules)) for m in self.modules]
+        self.children = [
+            (m._modules, key, child) for m in self.modules for key, child in m._modules.items()
+        ]
 
     def __call__(self, x: Tensor) -> Any:
+        if not self._unchanged():
+            self.again()
+            return self.backbone.forward(x)
         forward = self.inner or partial(type(self.backbone).forward, self.backbone)
-        if checks.done or recording() or not self._undisturbed():
-            return forward(x)
-        for part in (*self.blocks, *self.layers):
-            if part is not None:
-                part.refresh()
-        checks.done = True
+        before = checks.done
+        checks.done = False
         try:
+            if not recording() and self._undisturbed():
+                self._refresh()
+                checks.done = True
             return forward(x)
         finally:
-            checks.done = False
+            checks.done = before
+
+    def _refresh(self) -> None:
+        for block in self.blocks:
+            if isinstance(block.runner, SparseBlock):
+                block.runner.refresh()
+        for conv in self.folded:
+            forward = conv.__dict__.get('forward')
+            if isinstance(forward, FoldedForward):
+                forward.layer.refresh()
+
+    def _unchanged(self) -> bool:
+        """Whether all modules are those that were prepared."""
+        return all(owner.get(key) is child for owner, key, child in self.children) and all(
+            len(owner) == count for owner, count in self.places
+        )
 
     def _undisturbed(self) -> bool:
         """Whether neither autocast nor anybody else's code takes part in the pass."""
         if autocasts():
             return False
-        return not any(m.training or m._forward_hooks or m._forward_pre_hooks for m in self.modules)
+        return not any(m.training or is_watched(m) for m in self.modules)
 
 
 def _modules(model: nn.Module, kind: type) -> Iterator[tuple[str, Any]]:

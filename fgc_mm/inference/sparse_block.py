@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..backbones.block import Activation, Body, GatedBlock
 from ..complexity import GatedConv, gated_convs
+from ..complexity.attach import tell
 from .folding import (
     FoldedLayer,
     WeightedForward,
@@ -247,22 +248,27 @@ class _Layers:
         assert entry.folded is not None
         rows = self.channels.get(entry.gates.out_gate or '')
         columns = self.channels.get(entry.gates.in_gate or '')
+        conv = entry.folded.conv
         if checks.done and rows is None and columns is None:
-            if plus is None:
-                return entry.folded.run(x, relu)
-            out = entry.folded.run(x).add_(plus)
-            return out.relu_() if relu else out
-        groups: int = entry.folded.conv.groups
+            out = entry.folded.run(x, relu and plus is None)
+            tell(conv, x, out)
+            if plus is not None:
+                out = out.add_(plus)
+                out = out.relu_() if relu else out
+            return out
+        groups: int = conv.groups
         if groups > 1 and rows is not None:
             columns, groups = None, len(rows)
             if x.size(1) != groups:  # the block input itself
                 x = x.index_select(1, rows)
         weight, bias = entry.folded.weights(rows, columns)
-        conv = entry.folded.conv
-        if conv._forward_hooks or conv._forward_pre_hooks:
+        if not checks.done and (conv._forward_hooks or conv._forward_pre_hooks):
+            # Hooks may keep what they see.
             out = conv(x, weight, bias, groups, plus)
-            return out.relu_() if relu else out
-        return convolve(conv, x, weight, bias, groups, plus, relu)
+            return out.relu() if relu else out.clone()
+        out = convolve(conv, x, weight, bias, groups, plus, relu)
+        tell(conv, x, out)
+        return out
 
 
 def _to_numpy(multipliers: dict[str, Tensor]) -> dict[str, np.ndarray]:

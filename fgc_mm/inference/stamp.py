@@ -42,12 +42,12 @@ class Stamp:
     """
 
     def __init__(self, sources: Sequence[Source]) -> None:
-        self.known = [(owner, key, *_state(owner[key])) for owner, key in sources]
+        self.known = [(owner, key, *_state(owner.get(key))) for owner, key in sources]
 
     def holds(self) -> bool:
         """Whether they are still the same. Runs once per layer and pass."""
         for owner, key, tensor, address, version, view, content in self.known:
-            if owner[key] is not tensor:
+            if owner.get(key) is not tensor:
                 return False
             if tensor is None:
                 continue
@@ -71,9 +71,16 @@ def _state(tensor: Optional[Tensor]) -> tuple:
 
 def _sample(tensor: Tensor) -> Optional[np.ndarray]:
     """A view of a few elements spread over a tensor."""
-    if tensor.device.type != 'cpu' or tensor.dtype == torch.bfloat16:
+    if tensor.device.type != 'cpu':
         return None
+    tensor = tensor.detach()
+    if tensor.dtype == torch.bfloat16:
+        tensor = tensor.view(torch.int16)
+    if tensor.dim() == 4 and not tensor.is_contiguous():
+        tensor = tensor.permute(0, 2, 3, 1)  # as channels-last lies in memory
     if not tensor.is_contiguous():
         return None
-    flat = tensor.detach().numpy().reshape(-1)
-    return flat[:: max(len(flat) // SAMPLES, 1)]
+    flat = tensor.numpy().reshape(-1)
+    # About one of each output channel, at different inputs: an odd step meets all.
+    samples = max(SAMPLES, tensor.size(0) if tensor.dim() > 1 else 0)
+    return flat[:: max(len(flat) // samples, 1) | 1]

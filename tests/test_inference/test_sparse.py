@@ -8,6 +8,8 @@ import threading
 import pytest
 import torch
 import torch.nn as nn
+import torch.nn.utils.prune
+from mmcv.cnn import fuse_conv_bn
 from sparse_networks import FAMILIES, assert_equal_outputs, build, pictures
 
 from fgc_mm.complexity import count_macs
@@ -209,7 +211,29 @@ def load(model):
     model.load_state_dict({key: value * 1.01 for key, value in model.state_dict().items()})
 
 
+def change_one_row(model):
+    model.layer3[0].conv2.weight.data[5].zero_()
+
+
+def replace_modules(model):
+    fuse_conv_bn(model)  # norms become nn.Identity, convolutions keep their module
+
+
+def replace_a_gate(model):
+    model.layer2[0].gate1 = copy.deepcopy(model.layer2[0].gate1)
+    model.layer2[0].gate1.fc2.weight.data.neg_()
+
+
+def replace_a_block(model):
+    model.layer4[0] = copy.deepcopy(model.layer4[0])
+    model.layer4[0].conv1.weight.data.mul_(1.3)
+
+
 CHANGES = [
+    change_one_row,
+    replace_modules,
+    replace_a_gate,
+    replace_a_block,
     change_in_place,
     change_through_data,
     change_statistics,
@@ -227,10 +251,71 @@ def test_changed_weights_are_noticed(change):
     for model in (masked, sparse):
         change(model)
     wanted = masked(x)
-    assert any(
-        (a - b).abs().max() > 1e-3 * b.abs().max() for a, b in zip(wanted, before, strict=True)
-    )
+    if change is not replace_modules:
+        pairs = zip(wanted, before, strict=True)
+        assert any((a - b).abs().max() > 1e-3 * b.abs().max() for a, b in pairs)
     assert_equal_outputs(sparse(x), wanted)
+
+
+def test_weights_are_noticed_in_a_part_that_was_prepared_again():
+    masked, sparse = build(), enable_sparse(build())
+    enable_sparse(sparse.layer3, way='groups')
+    x = pictures(2)
+    sparse(x)
+    for model in (masked, sparse):
+        change_in_place(model)
+    assert_equal_outputs(sparse(x), masked(x))
+
+
+def test_weights_in_channels_last_are_watched():
+    masked, sparse = build(), build().to(memory_format=torch.channels_last)
+    enable_sparse(sparse)
+    x = pictures(1)
+    sparse(x)
+    for model in (masked, sparse):
+        model.layer3[0].conv2.weight.data.copy_(model.layer3[0].conv2.weight.data * 1.5)
+    assert_equal_outputs(sparse(x), masked(x))
+
+
+class ActiveNorm(nn.BatchNorm2d):
+    """A norm that does more."""
+
+    def forward(self, x):
+        return super().forward(x).abs()
+
+
+@pytest.mark.parametrize('what', ['pruned', 'norm', 'patched'])
+def test_layers_that_are_more_than_they_seem(what):
+    masked = build()
+    block = masked.layer2[0]
+    if what == 'pruned':
+        nn.utils.prune.random_unstructured(block.conv1, 'weight', 0.5)
+    elif what == 'norm':
+        active = ActiveNorm(block.bn1.num_features)
+        active.load_state_dict(block.bn1.state_dict())
+        block.bn1 = active.eval()
+    else:
+        inner = block.conv1
+        inner.forward = lambda x: nn.Conv2d.forward(inner, x) * 2
+    x = pictures(2)
+    wanted = masked(x)
+    assert_equal_outputs(enable_sparse(masked)(x), wanted)
+
+
+def test_a_batch_without_images():
+    model = enable_sparse(build())
+    for out in model(pictures(1)[:0]):
+        assert out.size(0) == 0
+
+
+def test_large_maps(monkeypatch):
+    """Other ways of computing begin at a size."""
+    monkeypatch.setattr('fgc_mm.inference.folding.PRODUCT_POSITIONS', 64)
+    monkeypatch.setattr('fgc_mm.inference.gate_bundle._FEW', 256)
+    for family in ('bottleneck', 'basic'):
+        dense, model = build(family), enable_sparse(build(family), way='groups')
+        x = pictures(1, (96, 64))
+        assert_equal_outputs(model(x), dense(x))
 
 
 def test_threads_do_not_disturb_each_other():
@@ -295,6 +380,19 @@ def test_copies_and_pickles_are_sparse():
         assert any((a - b).abs().max() > 1e-3 for a, b in zip(other(x), wanted, strict=True))
         assert not is_sparse(disable_sparse(other))
     assert_equal_outputs(model(x), wanted)
+
+
+@families
+def test_macs_are_counted_with_the_fast_kernels(family, monkeypatch):
+    model, x = enable_sparse(build(family)), pictures(2)
+    calls = count_kernels(monkeypatch)
+    model(x)
+    uncounted = len(calls)
+    counted = count_macs(model, x)
+    assert len(calls) == 2 * uncounted  # whoever counts does not slow it down
+    wanted = count_macs(disable_sparse(model), x)
+    for a, b in zip(counted, wanted, strict=True):
+        assert a.backbone_executed == pytest.approx(b.backbone_executed)
 
 
 @families
