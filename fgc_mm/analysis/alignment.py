@@ -107,7 +107,9 @@ def alignment_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
                 up = [row[column] for row in own]
                 look = style.run_look(number)
                 place.plot(across, up, label=run, markersize=4, **look)
-                stars = [(x, y) for x, y, row in zip(across, up, own, strict=True) if row['coupled']]
+                stars = [
+                    (x, y) for x, y, row in zip(across, up, own, strict=True) if row['coupled']
+                ]
                 if stars:
                     x, y = zip(*stars, strict=True)
                     label = 'coupled layer' if column == 'overlap' else None

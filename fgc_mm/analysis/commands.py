@@ -185,7 +185,7 @@ def _neighbours(args: argparse.Namespace, out_dir: Path) -> list[Path]:
 
 def _alignment(args: argparse.Namespace, out_dir: Path) -> list[Path]:
     pairs = [(args.config, args.checkpoint), *args.versus]
-    names = _names(args.names, [Path(checkpoint) for _, checkpoint in pairs])
+    names = run_names(args.names, [Path(checkpoint) for _, checkpoint in pairs])
     if args.neighbours < 1:
         raise UsageError(f'--neighbours {args.neighbours} must be 1 or more')
     tables = {
@@ -195,8 +195,8 @@ def _alignment(args: argparse.Namespace, out_dir: Path) -> list[Path]:
     return analyze_alignment(tables, out_dir, args.space, args.neighbours)
 
 
-def _names(given: Optional[Sequence[str]], paths: Sequence[Path]) -> list[str]:
-    """Names of networks: as given, else of their folders, else of their files."""
+def run_names(given: Optional[Sequence[str]], paths: Sequence[Path]) -> list[str]:
+    """Names of runs: as given, else of their folders, else of their files."""
     if given is not None:
         if len(given) != len(paths) or len(set(given)) != len(given):
             raise UsageError(f'--names {" ".join(given)} must be {len(paths)} different names')
@@ -215,5 +215,5 @@ def _cost(args: argparse.Namespace, out_dir: Path) -> list[Path]:
 
 def _training(args: argparse.Namespace, out_dir: Path) -> list[Path]:
     folders = [Path(folder) for folder in args.work_dirs]
-    names = _names(args.names, [folder.resolve() / 'x' for folder in folders])
+    names = run_names(args.names, [folder.resolve() / 'x' for folder in folders])
     return analyze_training(dict(zip(names, folders, strict=True)), out_dir)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from . import style
 from .extra import need
@@ -68,8 +69,9 @@ def cost_figure(table: GateTable, pictures: Thumbnails, extremes: int = 6) -> Fi
             jitter = np.random.default_rng(0).uniform(-0.15, 0.15, len(objects))
             plots[1].scatter(objects + jitter, macs, s=9, alpha=0.6, color=style.RUNS[0])
             plots[1].set_xlabel(objects_name(table))
+            plots[1].xaxis.set_major_locator(MaxNLocator(integer=True))
             plots[1].set_ylabel('executed MACs of the backbone, 10⁹')
-            plots[1].set_title(f"Spearman's ρ {rank_correlation(objects, macs):.2f}")
+            plots[1].set_title(f"Spearman's rank correlation {rank_correlation(objects, macs):.2f}")
         galleries = bottom.subplots(2, count, squeeze=False)
         for line, found, name in (
             (galleries[0], rows[:count], 'cheapest'),

@@ -28,6 +28,11 @@ from .gate_table import MACS, GateTable
 from .layer_costs import LayerCosts
 from .progress import progress
 
+
+class NoGatesError(UsageError):
+    """A network without gates, or weights without them."""
+
+
 _FORMAT = 1  # of the cache; raised when what is gathered changes
 
 
@@ -101,7 +106,7 @@ def _runner(cfg: Config, checkpoint: str, work_dir: str) -> Runner:
     runner = launch.build_runner(cfg)
     gates = find_gates(unwrap(runner.model))
     if not gates:
-        raise UsageError(
+        raise NoGatesError(
             f'the model {type(unwrap(runner.model)).__name__} of this config has no gates to look '
             "at; take a config with a gated backbone, such as backbone=dict(type='GatedResNet')"
         )
@@ -109,10 +114,16 @@ def _runner(cfg: Config, checkpoint: str, work_dir: str) -> Runner:
     runner.register_hook(_GatesThere(checkpoint, list(gates)))
     try:
         runner.load_or_resume()
+    except _GatesMissing as error:
+        raise NoGatesError(str(error)) from error
     except CheckpointMismatchError as error:
         raise UsageError(str(error)) from error
     runner.model.eval()
     return runner
+
+
+class _GatesMissing(CheckpointMismatchError):
+    pass
 
 
 class _GatesThere(CheckpointFitHook):
@@ -130,7 +141,7 @@ class _GatesThere(CheckpointFitHook):
         ]
         missing = [key for key in wanted if key not in state and f'module.{key}' not in state]
         if missing:
-            raise CheckpointMismatchError(
+            raise _GatesMissing(
                 f'checkpoint {self.name} has no weights for gates of this network: '
                 f'{len(missing)} tensors are missing, {missing[0]} the first; give a checkpoint '
                 'trained with gates'
