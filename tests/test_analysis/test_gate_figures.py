@@ -6,10 +6,10 @@ import sys
 
 import numpy as np
 import pytest
+from gate_tables import LAYERS, Pictures, assert_labelled, make_table
 from sklearn.cluster import KMeans
 from sklearn.metrics import normalized_mutual_info_score
 from sklearn.neighbors import NearestNeighbors
-from gate_tables import LAYERS, Pictures, assert_labelled, make_table
 
 from fgc_mm.analysis import alignment, cost, embedding, frequency, neighbours
 from fgc_mm.analysis.gate_table import GateTable, short_name

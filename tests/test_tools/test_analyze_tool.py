@@ -46,7 +46,7 @@ def cached(folder):
 
 @pytest.mark.parametrize('task', CONFIGS)
 def test_what_the_gates_do_over_pictures(task, analyze, tmp_path, monkeypatch, demo_root):
-    code, out, err = analyze(task, 'cost')
+    code, _, err = analyze(task, 'cost')
     assert code == 0, err
     written = {path.name for path in (tmp_path / 'analysis').iterdir()}
     assert written == {'cache', 'cost.csv', 'cost_layers.csv', 'cost.png', 'cost.svg'}
@@ -79,7 +79,7 @@ def test_what_the_gates_do_over_pictures(task, analyze, tmp_path, monkeypatch, d
     # The second figure does not run the network.
     monkeypatch.setattr(gather_module, '_run', None)
     for command in ('frequency', 'neighbours'):
-        code, out, err = analyze(task, command, '--layers', 'last_stage')
+        code, _, err = analyze(task, command, '--layers', 'last_stage')
         assert code == 0, err
         assert all((tmp_path / 'analysis' / f'{command}.{end}').is_file() for end in ('csv', 'svg'))
     if task == 'classification':

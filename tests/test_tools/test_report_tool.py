@@ -1,5 +1,5 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
-"""A training with everything logged, its events in TensorBoard, and the page about it in a browser."""
+"""A training with all that is logged, its events in TensorBoard, and its page in a browser."""
 
 import json
 import os
@@ -17,11 +17,19 @@ from fgc_mm.analysis.report_runs import find_checkpoint, published_figures
 BROWSERS = ('chromium-headless-shell', 'chromium', 'chromium-browser', 'google-chrome')
 
 
+@pytest.fixture(scope='module')
+def place(tmp_path_factory):
+    """Where the one training of this file goes."""
+    return tmp_path_factory.mktemp('runs')
+
+
 @pytest.fixture
-def trained(run_tool, short_options, tmp_path):
+def trained(run_tool, short_options, place):
     """Two steps of a coupled network, logged to TensorBoard, and their test."""
-    config, folder = 'configs/demo/resnet18_digits_fgc.py', tmp_path / 'coupled'
-    own = tmp_path / 'with_tensorboard.py'
+    config, folder = 'configs/demo/resnet18_digits_fgc.py', place / 'coupled'
+    if folder.is_dir():
+        return folder
+    own = place / 'with_tensorboard.py'
     backends = "[dict(type='LocalVisBackend'), dict(type='TensorboardVisBackend')]"
     own.write_text(
         f'_base_ = {os.path.abspath(config)!r}\n'
@@ -41,7 +49,7 @@ def trained(run_tool, short_options, tmp_path):
     )
     code, _, err = run_tool('train', own, '--work-dir', folder, *options)
     assert code == 0, err
-    figures = ['--out', folder / 'figures.json', '--work-dir', tmp_path / 'test']
+    figures = ['--out', folder / 'figures.json', '--work-dir', place / 'test']
     code, _, err = run_tool('test', own, find_checkpoint(folder), *figures, *options)
     assert code == 0, err
     return folder
