@@ -45,8 +45,19 @@ def build_parser(description: Optional[str] = None) -> argparse.ArgumentParser:
         help='what of a gate is compared (logits by default, as in the coupling)',
     )
 
+    beside = argparse.ArgumentParser(add_help=False)
+    beside.add_argument(
+        '--versus',
+        nargs=2,
+        action='append',
+        default=[],
+        metavar=('CONFIG', 'CHECKPOINT'),
+        help='another network beside it; any number of times',
+    )
+    beside.add_argument('--names', nargs='+', help='of the networks, in the same order')
+
     sub = commands.add_parser(
-        'embedding', parents=[common, layered, spaced], help='UMAP of features and gates'
+        'embedding', parents=[common, layered, spaced, beside], help='UMAP of features and gates'
     )
     sub.add_argument(
         '--frames', action='store_true', help='of all epochs saved beside the checkpoint'
@@ -63,17 +74,8 @@ def build_parser(description: Optional[str] = None) -> argparse.ArgumentParser:
     sub.add_argument('--query', type=int, nargs='+', help='numbers of pictures')
     sub.set_defaults(run=_neighbours)
     sub = commands.add_parser(
-        'alignment', parents=[common, spaced], help='NMI and neighbour overlap, by layer'
+        'alignment', parents=[common, spaced, beside], help='NMI and neighbour overlap, by layer'
     )
-    sub.add_argument(
-        '--versus',
-        nargs=2,
-        action='append',
-        default=[],
-        metavar=('CONFIG', 'CHECKPOINT'),
-        help='another network beside it; any number of times',
-    )
-    sub.add_argument('--names', nargs='+', help='of the networks, in the same order')
     sub.add_argument('--neighbours', type=int, default=10, help='of the overlap, 10 by default')
     sub.set_defaults(run=_alignment)
     sub = commands.add_parser('cost', parents=[common], help='executed MACs by picture')
@@ -149,12 +151,18 @@ def choose_layers(table: GateTable, wanted: Optional[Sequence[str]]) -> list[str
 
 
 def _embedding(args: argparse.Namespace, out_dir: Path) -> list[Path]:
-    cfg = _read(args)
-    launch.existing(args.checkpoint)
-    checkpoints = saved_epochs(Path(args.checkpoint)) if args.frames else [Path(args.checkpoint)]
-    frames = {path.stem.replace('_', ' '): _gates(args, cfg, str(path)) for path in checkpoints}
+    if args.frames and args.versus:
+        raise UsageError('--frames and --versus both fill the columns; give one of them')
+    if args.versus:
+        frames = _networks(args)
+    else:
+        cfg, last = _read(args), Path(launch.existing(args.checkpoint))
+        checkpoints = saved_epochs(last) if args.frames else [last]
+        frames = {path.stem.replace('_', ' '): _gates(args, cfg, str(path)) for path in checkpoints}
     layers = choose_layers(list(frames.values())[-1], args.layers)
-    return analyze_embedding(frames, layers, out_dir, args.space, colour_by=args.colour_by)
+    return analyze_embedding(
+        frames, layers, out_dir, args.space, colour_by=args.colour_by, chained=args.frames
+    )
 
 
 def saved_epochs(checkpoint: Path) -> list[Path]:
@@ -184,15 +192,19 @@ def _neighbours(args: argparse.Namespace, out_dir: Path) -> list[Path]:
 
 
 def _alignment(args: argparse.Namespace, out_dir: Path) -> list[Path]:
-    pairs = [(args.config, args.checkpoint), *args.versus]
-    names = run_names(args.names, [Path(checkpoint) for _, checkpoint in pairs])
     if args.neighbours < 1:
         raise UsageError(f'--neighbours {args.neighbours} must be 1 or more')
-    tables = {
+    return analyze_alignment(_networks(args), out_dir, args.space, args.neighbours)
+
+
+def _networks(args: argparse.Namespace) -> dict[str, GateTable]:
+    """The network of the command and those of ``--versus``."""
+    pairs = [(args.config, args.checkpoint), *args.versus]
+    names = run_names(args.names, [Path(checkpoint) for _, checkpoint in pairs])
+    return {
         name: _gates(args, _read(args, config), checkpoint)
         for name, (config, checkpoint) in zip(names, pairs, strict=True)
     }
-    return analyze_alignment(tables, out_dir, args.space, args.neighbours)
 
 
 def run_names(given: Optional[Sequence[str]], paths: Sequence[Path]) -> list[str]:

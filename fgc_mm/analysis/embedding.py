@@ -139,12 +139,23 @@ def embedding_figure(
 
 def _groups(table: GateTable, colour_by: Optional[str]) -> tuple[np.ndarray, dict[int, str]]:
     if colour_by is None:
-        main = table.main_class
-        return main, {int(c): table.class_name(int(c)) for c in np.unique(main)}
+        common = table.common_classes(_COLOURS)
+        main = np.where(np.isin(table.main_class, [-1, *common]), table.main_class, _OTHER)
+        places = {c: place for place, c in enumerate(common)}
+        names = {places.get(int(c), int(c)): _class_name(table, int(c)) for c in np.unique(main)}
+        return np.array([places.get(int(c), int(c)) for c in main]), names
     if colour_by not in table.classes:
         raise UsageError(f'--colour-by {colour_by}: the classes are {", ".join(table.classes)}')
     present = table.present[:, table.classes.index(colour_by)]
     return present.astype(int), {0: 'not in the picture', 1: 'in the picture'}
+
+
+_COLOURS = 2 * len(style.CLASSES)  # more cannot be told apart
+_OTHER = -2
+
+
+def _class_name(table: GateTable, index: int) -> str:
+    return 'other' if index == _OTHER else table.class_name(index)
 
 
 def _scatter(axes: Any, places: np.ndarray, groups: np.ndarray, names: dict[int, str]) -> None:
@@ -163,10 +174,9 @@ def analyze_embedding(
     space: str = 'logits',
     seed: int = 0,
     colour_by: Optional[str] = None,
+    chained: bool = True,
 ) -> list[Path]:
     """Write ``embedding.csv`` and a figure for each layer.
-
-    Each frame starts where the one before ended, so that they can be compared.
 
     Args:
         frames (Mapping[str, GateTable]): Title -> gates over the same pictures,
@@ -176,17 +186,24 @@ def analyze_embedding(
         space (str): ``'logits'`` or ``'mask'`` of the gates. Defaults to 'logits'.
         seed (int): Defaults to 0.
         colour_by (str, optional): See :func:`embedding_figure`.
+        chained (bool): Whether each frame starts where the one before ended, as
+            epochs of one training do. Defaults to True.
     """
     table = list(frames.values())[-1]
     rows: list[dict[str, Any]] = []
     written: list[Path] = []
     if colour_by is not None:
         _groups(table, colour_by)  # says so before it takes time
+    for title, own in frames.items():
+        missing = [layer for layer in layers if layer not in own.layers]
+        if missing or not np.array_equal(own.positions, table.positions):
+            what = f'no layer {missing[0]}' if missing else 'other pictures'
+            raise UsageError(f'{title} has {what}; only alike networks can stand side by side')
     with progress('embeddings', len(layers) * len(frames)) as advance:
         for layer in layers:
             done: dict[str, Embedding] = {}
             for title, own in frames.items():
-                init = list(done.values())[-1] if done else None
+                init = list(done.values())[-1] if done and chained else None
                 done[title] = embed_table(own, layer, space, seed, init)
                 rows += embedding_rows(own, layer, done[title], title)
                 advance()

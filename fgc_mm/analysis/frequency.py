@@ -61,11 +61,12 @@ def frequency_rows(table: GateTable, layers: Sequence[str]) -> list[dict[str, An
 
 
 def frequency_figure(table: GateTable, layer: str) -> Figure:
-    """Heat map of classes and channels, and of classes and classes."""
-    values = frequencies(table, layer)
+    """Heat map of classes and channels, and of classes and classes; 40 classes at most."""
+    chosen = table.common_classes()
+    values = frequencies(table, layer)[chosen]
     overall = table.mask[layer].mean(axis=0)
     order = np.argsort(-overall, kind='stable')
-    classes = table.classes
+    classes = [table.classes[c] for c in chosen]
     with style.style():
         figure = style.new_figure(10, max(2.6, 0.22 * len(classes) + 1.4))
         left, right = figure.subplots(1, 2, width_ratios=[2.4, 1])
@@ -137,12 +138,18 @@ def analyze_frequency(table: GateTable, layers: Sequence[str], out_dir: Path) ->
     """
     written = [write_csv(frequency_rows(table, table.layers), out_dir / 'frequency.csv')]
     pairs = []
+    chosen = table.common_classes()
     for layer in table.layers:
         values = class_similarity(frequencies(table, layer), table.mask[layer].mean(axis=0))
-        for i, a in enumerate(table.classes):
+        for a in chosen:
             pairs += [
-                dict(layer=layer, category=a, other=b, similarity=float(values[i, j]))
-                for j, b in enumerate(table.classes)
+                dict(
+                    layer=layer,
+                    category=table.classes[a],
+                    other=table.classes[b],
+                    similarity=float(values[a, b]),
+                )
+                for b in chosen
             ]
     written.append(write_csv(pairs, out_dir / 'similarity.csv'))
     written += style.save(layers_figure(table), out_dir / 'frequency')

@@ -82,6 +82,17 @@ class GateTable:
             amount = np.where(everywhere, 0, amount)
         return np.where(amount.any(axis=1), amount.argmax(axis=1), -1)
 
+    def common_classes(self, limit: int = 40) -> list[int]:
+        """The classes that most pictures have, in the order of all; what fits into a figure.
+
+        Args:
+            limit (int): How many, at most. Defaults to 40.
+        """
+        if len(self.classes) <= limit:
+            return list(range(len(self.classes)))
+        order = np.argsort(-self.present.sum(axis=0), kind='stable')[:limit]
+        return sorted(int(c) for c in order)
+
     def class_name(self, index: int) -> str:
         """Name of a class; of -1 'none'."""
         return self.classes[index] if index >= 0 else 'none'

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import tempfile
 import uuid
@@ -67,11 +68,11 @@ def gather(
         path = cache_dir / f'gates_{_key(cfg, checkpoint, split, max_images)}.npz'
         if path.is_file():
             return GateTable.load(path)
-    cfg = cfg.copy()
+    cfg = copy.deepcopy(cfg)  # what is filled in below is no part of the key
     launch.prepare_data(cfg, (split,))
     launch.fill_dataloader_defaults(cfg)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as logs:
-        runner = _runner(cfg.copy(), checkpoint, logs)
+        runner = _runner(copy.deepcopy(cfg), checkpoint, logs)
         table = _run(runner, cfg, checkpoint, split, max_images)
     if path is not None:
         table.save(path)

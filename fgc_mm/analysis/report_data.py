@@ -106,11 +106,13 @@ def _embeddings(table: GateTable, layers: dict[str, str]) -> dict[str, Any]:
 
 
 def _frequency(table: GateTable, layer: str) -> dict[str, Any]:
-    values = frequencies(table, layer)
+    chosen = table.common_classes()
+    values = frequencies(table, layer)[chosen]
     overall = table.mask[layer].mean(axis=0)
     order = np.argsort(-overall, kind='stable')
     return dict(
         open=_round(float(overall.mean())),
+        classes=chosen,
         channels=order.tolist(),
         values=_grid(values[:, order]),
         overall=_grid(overall[None, order])[0],

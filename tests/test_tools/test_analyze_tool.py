@@ -153,6 +153,7 @@ def test_frames_of_saved_epochs(analyze, tmp_path, demo_checkpoint):
         ('frequency', ['--layers', 'layer7'], "--layers: 'layer7' names no block; choose from"),
         ('neighbours', ['--query', '99'], '--query 99 must be 0 to 5'),
         ('alignment', ['--names', 'a', 'b'], '--names a b must be 1 different names'),
+        ('embedding', ['--frames', '--versus', 'x', 'y'], '--frames and --versus both fill'),
         ('embedding', ['--colour-by', 'cow'], '--colour-by cow: the classes are 0, 1, 2'),
     ],
 )

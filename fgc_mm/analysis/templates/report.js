@@ -25,6 +25,8 @@ const isDark = () => document.documentElement.dataset.theme === 'dark';
 const shown = (colour) => (isDark() && BRIGHT[colour]) || colour;
 const runColour = (n) => shown(data.colours.runs[n % data.colours.runs.length]);
 const classColour = (n) => shown(data.colours.classes[(n < 0 ? data.colours.classes.length - 1 : n) % data.colours.classes.length]);
+// The second ten classes have the same colours, hollow.
+const isHollow = (n) => Math.floor(n / data.colours.classes.length) % 2 === 1;
 const number = (x) => (x === null || x === undefined ? 'unknown' : Number(x.toPrecision(4)).toString());
 
 function card(title, ...children) {
@@ -59,9 +61,10 @@ function describe(run, picture) {
 }
 
 function legend(items) {
-  return el('div', { class: 'legend' }, ...items.map(([name, colour]) => {
+  return el('div', { class: 'legend' }, ...items.map(([name, colour, hollow]) => {
     const mark = el('b');
-    mark.style.background = colour;
+    mark.style.background = hollow ? 'none' : colour;
+    mark.style.border = `2px solid ${colour}`;
     return el('span', {}, mark, name);
   }));
 }
@@ -130,11 +133,11 @@ function lineChart(series, options) {
   return plot.root;
 }
 
-function scatter(points, colours, options, about) {
+function scatter(points, colours, options, about, hollow = () => false) {
   const pad = ([a, b]) => [a - 0.04 * (b - a), b + 0.04 * (b - a)];
   const plot = frame({ x: pad(extent(points.map((p) => p[0]))), y: pad(extent(points.map((p) => p[1]))), ...options });
   points.forEach((point, n) => {
-    const dot = svg('circle', { cx: plot.px(point[0]).toFixed(1), cy: plot.py(point[1]).toFixed(1), r: 3.2, fill: colours(n), 'fill-opacity': 0.8, tabindex: -1 });
+    const dot = svg('circle', { cx: plot.px(point[0]).toFixed(1), cy: plot.py(point[1]).toFixed(1), r: 3.2, fill: colours(n), 'fill-opacity': hollow(n) ? 0.1 : 0.8, stroke: hollow(n) ? colours(n) : 'none' });
     dot.dataset.n = n;
     plot.root.append(dot);
   });
@@ -192,21 +195,21 @@ const sections = {
   embedding: (run, n, layer) => {
     const found = run.embedding && run.embedding[layer];
     if (!found) return card(run.name, without(run, `no layer ${layer}`));
-    const draw = (kind, title) => el('div', {}, el('h3', {}, title), scatter(found[kind], (p) => classColour(run.main[p]), { xlabel: 'UMAP 1', ylabel: 'UMAP 2', height: 340, label: title }, (p) => describe(run, p)));
+    const draw = (kind, title) => el('div', {}, el('h3', {}, title), scatter(found[kind], (p) => classColour(run.main[p]), { xlabel: 'UMAP 1', ylabel: 'UMAP 2', height: 340, label: title }, (p) => describe(run, p), (p) => isHollow(run.main[p])));
     const classes = [...new Set(run.main)].sort((a, b) => a - b);
-    return card(run.name, el('div', { class: 'pair' }, draw('feature', 'features'), draw('gate', 'gates')), legend(classes.map((c) => [className(run, c), classColour(c)])));
+    return card(run.name, el('div', { class: 'pair' }, draw('feature', 'features'), draw('gate', 'gates')), legend(classes.map((c) => [className(run, c), classColour(c), isHollow(c)])));
   },
   frequency: (run, n, layer) => {
     const found = run.frequency && run.frequency[layer];
     if (!found) return card(run.name, without(run, `no layer ${layer}`));
-    const height = Math.max(90, 15 * run.classes.length);
+    const names = found.classes.map((c) => run.classes[c]), height = Math.max(90, 15 * names.length);
     const { sequential, diverging } = data.colours;
     return card(`${run.name}: ${number(100 * found.open)} % open`,
-      heatmap(found.values, run.classes, { scale: sequential, low: 0, high: 1, height, below: 'channels, most often open first',
-        about: (r, c, value) => `${run.classes[r]}, channel ${found.channels[c]}\nopen for ${value === null ? 'no picture there' : `${number(100 * value)} % (all: ${number(100 * found.overall[c])} %)`}` }),
+      heatmap(found.values, names, { scale: sequential, low: 0, high: 1, height, below: 'channels, most often open first',
+        about: (r, c, value) => `${names[r]}, channel ${found.channels[c]}\nopen for ${value === null ? 'no picture there' : `${number(100 * value)} % (all: ${number(100 * found.overall[c])} %)`}` }),
       el('h3', {}, 'similarity of patterns'),
-      heatmap(found.similarity, run.classes, { scale: diverging, low: -1, high: 1, height, below: 'class by class',
-        about: (r, c, value) => `${run.classes[r]} and ${run.classes[c]}: ${number(value)}` }));
+      heatmap(found.similarity, names, { scale: diverging, low: -1, high: 1, height, below: 'class by class',
+        about: (r, c, value) => `${names[r]} and ${names[c]}: ${number(value)}` }));
   },
   neighbours: (run, n, layer) => {
     const found = run.neighbours && run.neighbours[layer];
