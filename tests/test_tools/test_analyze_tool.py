@@ -26,9 +26,9 @@ CONFIGS = {
 def analyze(run_tool, demo_checkpoint, demo_root, tmp_path):
     """``analyze(task, command, *options)`` on a small network and six pictures."""
 
-    def call(task, command, *options, config=None):
+    def call(task, command, *options, config=None, checkpoint=None):
         name = CONFIGS[task]
-        checkpoint = tmp_path / f'{task}.pth'
+        checkpoint = tmp_path / (checkpoint or f'{task}.pth')
         if not checkpoint.is_file():
             demo_checkpoint(name, checkpoint)
         root = f'{demo_root}/{task}/' + ('VOCdevkit/' if task == 'detection' else '')
@@ -77,17 +77,17 @@ def test_what_the_gates_do_over_pictures(task, analyze, tmp_path, monkeypatch, d
     assert dense == pytest.approx(table.macs[:, 1].mean(), rel=1e-6)
     assert table.macs[:, 0].max() < dense
     # The second figure does not run the network.
-    monkeypatch.setattr(gather_module, '_run', None)
-    for command in ('frequency', 'neighbours'):
-        code, _, err = analyze(task, command, '--layers', 'last_stage')
-        assert code == 0, err
-        assert all((tmp_path / 'analysis' / f'{command}.{end}').is_file() for end in ('csv', 'svg'))
+    with monkeypatch.context() as patch:
+        patch.setattr(gather_module, '_run', None)
+        for command in ('frequency', 'neighbours'):
+            code, _, err = analyze(task, command, '--layers', 'last_stage')
+            assert code == 0, err
+            for ending in ('csv', 'png', 'svg'):
+                assert (tmp_path / 'analysis' / f'{command}.{ending}').is_file()
     if task == 'classification':
         assert table.info['coupled'] == [n for n in table.layers if '.layer4.' in n]
-        monkeypatch.undo()
-        model.backbone.conv1.weight.data.mul_(2)  # other weights are gathered anew
+        # Other weights are gathered anew.
         torch.save(dict(state_dict=model.state_dict()), tmp_path / f'{task}.pth')
-        monkeypatch.chdir(gather_module.__file__.rpartition('/fgc_mm/')[0])
         assert analyze(task, 'cost')[0] == 0
         assert len(list((tmp_path / 'analysis' / 'cache').iterdir())) == 2
 
@@ -138,28 +138,29 @@ def test_networks_beside_each_other(analyze, tmp_path):
 def test_frames_of_saved_epochs(analyze, tmp_path, demo_checkpoint):
     for epoch in (2, 10):
         demo_checkpoint(CONFIGS['classification'], tmp_path / f'epoch_{epoch}.pth')
-    (tmp_path / 'classification.pth').symlink_to(tmp_path / 'epoch_10.pth')
-    from fgc_mm.analysis.commands import saved_epochs
+    (tmp_path / 'epoch_11.pth').touch()  # later than the one that is looked at
+    (tmp_path / 'epoch_2.banks.pth').touch()
+    code, _, err = analyze('classification', 'embedding', '--frames', checkpoint='epoch_10.pth')
+    assert code == 0, err
+    rows = read_csv(tmp_path / 'analysis' / 'embedding.csv')
+    assert list(dict.fromkeys(row['frame'] for row in rows)) == ['epoch 2', 'epoch 10']
+    assert {row['layer'] for row in rows} == {'backbone.layer4.1.gate1'}
+    assert len(rows) == 2 * 2 * 6 and (tmp_path / 'analysis' / 'embedding_layer4.1.png').is_file()
 
-    found = saved_epochs(tmp_path / 'epoch_10.pth')
-    assert [path.name for path in found] == ['epoch_2.pth', 'epoch_10.pth']
-    assert saved_epochs(tmp_path / 'classification.pth') == [tmp_path / 'classification.pth']
 
-
-@pytest.mark.parametrize(
-    'command, options, message',
-    [
+def test_options_that_are_wrong(analyze, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'umap', None)  # as without the extra
+    for command, options, message in (
         ('cost', ['--max-images', '1'], '--max-images 1 must be 2 or more'),
         ('frequency', ['--layers', 'layer7'], "--layers: 'layer7' names no block; choose from"),
         ('neighbours', ['--query', '99'], '--query 99 must be 0 to 5'),
         ('alignment', ['--names', 'a', 'b'], '--names a b must be 1 different names'),
         ('embedding', ['--frames', '--versus', 'x', 'y'], '--frames and --versus both fill'),
         ('embedding', ['--colour-by', 'cow'], '--colour-by cow: the classes are 0, 1, 2'),
-    ],
-)
-def test_options_that_are_wrong(command, options, message, analyze):
-    code, _, err = analyze('classification', command, *options)
-    assert code == 2 and message in err and 'Traceback' not in err
+        ('embedding', [], "pip install 'fgc-mm[analysis]'"),
+    ):
+        code, _, err = analyze('classification', command, *options)
+        assert code == 2 and message in err and 'Traceback' not in err
 
 
 def test_networks_and_weights_without_gates(analyze, demo_checkpoint, tmp_path):
@@ -170,12 +171,6 @@ def test_networks_and_weights_without_gates(analyze, demo_checkpoint, tmp_path):
     code, _, err = analyze('classification', 'cost')
     assert code == 2 and 'has no weights for gates of this network' in err
     assert 'backbone.layer1.0.gate1' in err and 'Traceback' not in err
-
-
-def test_without_the_extra(analyze, monkeypatch):
-    monkeypatch.setitem(sys.modules, 'umap', None)
-    code, _, err = analyze('classification', 'embedding')
-    assert code == 2 and "pip install 'fgc-mm[analysis]'" in err and 'Traceback' not in err
 
 
 def test_a_work_dir_without_a_training(run_tool, tmp_path):
