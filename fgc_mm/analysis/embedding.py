@@ -131,7 +131,13 @@ def embedding_figure(
                 place.set_xlabel('UMAP 1')
                 place.set_ylabel('UMAP 2')
         handles, labels = axes[0][0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc='outside right center', title=colour_by or 'class')
+        figure.legend(
+            handles,
+            labels,
+            loc='outside right center',
+            title=colour_by or 'class',
+            markerscale=2,
+        )
         what = f', {next(iter(frames))}' if one else ''
         figure.suptitle(f'{short_name(layer, table.layers)}{what}, {len(table)} pictures')
     return figure

@@ -83,8 +83,12 @@ def neighbours_figure(
     columns = 1 + max(map(len, rows))
     main = table.main_class
     with style.style():
-        figure = style.new_figure(1.05 * columns, 1.3 * len(rows) + 0.4)
-        axes = figure.subplots(len(rows), columns, squeeze=False)
+        height = 1.25 * len(rows) + 0.4
+        figure = style.new_figure(1.05 * columns, height, layout='none')
+        margins = dict(left=0.005, right=0.995, bottom=0.005, top=1 - 0.5 / height)
+        axes = figure.subplots(
+            len(rows), columns, squeeze=False, gridspec_kw=dict(wspace=0.08, hspace=0.25, **margins)
+        )
         for line, query, found in zip(axes, queries, rows, strict=True):
             show(line[0], pictures.read(query), f'query {query}: {_name(table, main[query])}')
             for place, row in zip(line[1:], found, strict=False):

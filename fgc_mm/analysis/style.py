@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
 import numpy as np
@@ -49,9 +49,18 @@ def style() -> Iterator[None]:
         yield
 
 
-def new_figure(width: float, height: float) -> Figure:
-    """An empty figure, in inches; call it within :func:`style`."""
-    figure = Figure(figsize=(width, height), layout='constrained')
+def new_figure(
+    width: float, height: float, layout: Literal['constrained', 'none'] = 'constrained'
+) -> Figure:
+    """An empty figure; call it within :func:`style`.
+
+    Args:
+        width (float): In inches.
+        height (float): In inches.
+        layout (str): ``'none'`` for galleries, whose many axes take long to
+            arrange. Defaults to 'constrained'.
+    """
+    figure = Figure(figsize=(width, height), layout=layout)
     FigureCanvasAgg(figure)
     return figure
 
