@@ -1,0 +1,149 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""How far gates follow features, and both follow the classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+
+from ..coupling import neighbour_overlap
+from . import style
+from .extra import need
+from .gate_table import GateTable, short_name
+from .progress import progress
+from .tables import write_csv
+
+PANELS = {
+    'nmi_feature_gate': 'NMI of features and gates',
+    'nmi_feature_label': 'NMI of features and classes',
+    'nmi_gate_label': 'NMI of gates and classes',
+    'overlap': 'neighbour overlap',
+}
+"""Columns of the table, and what they are called in the figure."""
+
+
+def clusters(values: np.ndarray, count: int, seed: int = 0) -> np.ndarray:
+    """The k-means cluster of each row, of rows scaled to unit length.
+
+    Args:
+        values (ndarray): N x C.
+        count (int): How many clusters.
+        seed (int): Defaults to 0.
+    """
+    sklearn = need('sklearn.cluster', 'alignment')
+    unit = values / np.maximum(np.linalg.norm(values, axis=1, keepdims=True), 1e-12)
+    return sklearn.KMeans(count, n_init=10, random_state=seed).fit(unit).labels_
+
+
+def align(
+    table: GateTable, layer: str, space: str = 'logits', k: int = 10, seed: int = 0
+) -> dict[str, float]:
+    """The figures of one layer.
+
+    Features and gates are put into as many clusters as there are classes. Of a
+    picture with several classes the main one counts.
+
+    Args:
+        table (GateTable): The gates.
+        layer (str): Name of the gate.
+        space (str): ``'logits'`` or ``'mask'`` of the gate. Defaults to 'logits'.
+        k (int): Neighbours of the overlap. Defaults to 10.
+        seed (int): Of the clusters. Defaults to 0.
+
+    Returns:
+        dict[str, float]: The keys of :data:`PANELS`.
+    """
+    score = need('sklearn.metrics', 'alignment').normalized_mutual_info_score
+    labels = table.main_class
+    count = min(max(2, len(np.unique(labels))), len(table))
+    feature, gate = table.feature[layer], table.gates(layer, space).astype(np.float32)
+    by_feature, by_gate = clusters(feature, count, seed), clusters(gate, count, seed)
+    k = min(k, len(table) - 1)
+    return dict(
+        nmi_feature_gate=float(score(by_feature, by_gate)),
+        nmi_feature_label=float(score(by_feature, labels)),
+        nmi_gate_label=float(score(by_gate, labels)),
+        overlap=neighbour_overlap(torch.from_numpy(feature), torch.from_numpy(gate), k),
+    )
+
+
+def alignment_rows(
+    tables: Mapping[str, GateTable], space: str = 'logits', k: int = 10, seed: int = 0
+) -> list[dict[str, Any]]:
+    """A row for each run and layer.
+
+    Args:
+        tables (Mapping[str, GateTable]): Name of the run -> its gates.
+        space (str): Defaults to 'logits'.
+        k (int): Neighbours of the overlap. Defaults to 10.
+        seed (int): Of the clusters. Defaults to 0.
+    """
+    rows = []
+    with progress('alignment', sum(len(table.layers) for table in tables.values())) as advance:
+        for run, table in tables.items():
+            for layer in table.layers:
+                row = dict(run=run, layer=layer, coupled=layer in table.info.get('coupled', ()))
+                rows.append({**row, **align(table, layer, space, k, seed), 'k': k})
+                advance()
+    return rows
+
+
+def alignment_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """A panel for each figure, a line for each run, a star at coupled layers."""
+    runs = list(dict.fromkeys(row['run'] for row in rows))
+    layers = list(dict.fromkeys(row['layer'] for row in rows))
+    with style.style():
+        figure = style.new_figure(max(7.0, 0.5 * len(layers) + 3), 5.6)
+        axes = figure.subplots(2, 2, sharex=True).ravel()
+        for place, (column, title) in zip(axes, PANELS.items(), strict=True):
+            for number, run in enumerate(runs):
+                own = [row for row in rows if row['run'] == run]
+                across = [layers.index(row['layer']) for row in own]
+                up = [row[column] for row in own]
+                look = style.run_look(number)
+                place.plot(across, up, label=run, markersize=4, **look)
+                stars = [
+                    (x, y) for x, y, row in zip(across, up, own, strict=True) if row['coupled']
+                ]
+                if stars:
+                    x, y = zip(*stars, strict=True)
+                    label = 'coupled layer' if column == 'overlap' else None
+                    place.scatter(x, y, marker='*', s=90, color=look['color'], label=label)
+            if column == 'overlap':
+                title = f'{title} @ {rows[0]["k"]}'
+            place.set_ylabel(f'{title}, 0 to 1')
+            place.set_ylim(0, 1)
+            place.grid(True)
+        names = [short_name(layer, layers) for layer in layers]
+        for place in axes[2:]:
+            place.set_xticks(range(len(layers)), names, rotation=60, ha='right')
+            place.set_xlabel('gated layer')
+        handles, labels = axes[3].get_legend_handles_labels()
+        figure.legend(handles, labels, loc='outside upper center', ncols=min(4, len(labels)))
+    return figure
+
+
+def analyze_alignment(
+    tables: Mapping[str, GateTable],
+    out_dir: Path,
+    space: str = 'logits',
+    k: int = 10,
+    seed: int = 0,
+) -> list[Path]:
+    """Write ``alignment.csv`` and the figure.
+
+    Args:
+        tables (Mapping[str, GateTable]): Name of the run -> its gates.
+        out_dir (Path): Where to.
+        space (str): Defaults to 'logits'.
+        k (int): Neighbours of the overlap. Defaults to 10.
+        seed (int): Of the clusters. Defaults to 0.
+    """
+    rows = alignment_rows(tables, space, k, seed)
+    written = [write_csv(rows, out_dir / 'alignment.csv')]
+    return written + style.save(alignment_figure(rows), out_dir / 'alignment')

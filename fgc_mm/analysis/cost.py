@@ -1,0 +1,106 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""What each picture costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from . import style
+from .extra import need
+from .gate_table import GateTable
+from .tables import write_csv
+from .thumbnails import Thumbnails, show
+
+
+def cost_rows(table: GateTable) -> list[dict[str, Any]]:
+    """A row for each picture, the cheapest first; MACs of the backbone in 10^9."""
+    main = table.main_class
+    rows = [
+        dict(
+            picture=number,
+            executed_G=float(executed) / 1e9,
+            dense_G=float(dense) / 1e9,
+            share=float(executed / dense),
+            objects=int(table.objects[number]),
+            category=table.class_name(int(main[number])),
+            path=table.paths[number],
+        )
+        for number, (executed, dense, _, _) in enumerate(table.macs)
+    ]
+    return sorted(rows, key=lambda row: row['executed_G'])
+
+
+def rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
+    """Spearman's correlation; NaN if one is constant."""
+    if min(len(np.unique(a)), len(np.unique(b))) < 2:
+        return float('nan')
+    return float(need('scipy.stats', "Spearman's correlation").spearmanr(a, b).statistic)
+
+
+def cost_figure(table: GateTable, pictures: Thumbnails, extremes: int = 6) -> Figure:
+    """Histogram of MACs, the cheapest and dearest pictures, and MACs against objects.
+
+    Args:
+        table (GateTable): The gates.
+        pictures (Thumbnails): The pictures.
+        extremes (int): How many of the cheapest and dearest. Defaults to 6.
+    """
+    rows = cost_rows(table)
+    macs = np.array([row['executed_G'] for row in rows])
+    dense = float(np.mean([row['dense_G'] for row in rows]))
+    with_objects = table.info.get('task') != 'classification'
+    count = min(extremes, len(rows))
+    with style.style():
+        figure = style.new_figure(8.5, 5.2)
+        top, bottom = figure.subfigures(2, 1, height_ratios=[1.3, 1])
+        plots = top.subplots(1, 2 if with_objects else 1, squeeze=False)[0]
+        plots[0].hist(macs, bins=min(40, max(5, len(rows) // 8)), color=style.RUNS[0])
+        plots[0].axvline(macs.mean(), color=style.RUNS[1], linestyle='--')
+        plots[0].set_xlabel('executed MACs of the backbone per picture, 10⁹')
+        plots[0].set_ylabel('pictures')
+        plots[0].set_title(f'mean {macs.mean():.4g} (dashed) of {dense:.4g} without gates')
+        if with_objects:
+            objects = np.array([row['objects'] for row in rows])
+            jitter = np.random.default_rng(0).uniform(-0.15, 0.15, len(objects))
+            plots[1].scatter(objects + jitter, macs, s=9, alpha=0.6, color=style.RUNS[0])
+            plots[1].set_xlabel(objects_name(table))
+            plots[1].xaxis.set_major_locator(MaxNLocator(integer=True))
+            plots[1].set_ylabel('executed MACs of the backbone, 10⁹')
+            plots[1].set_title(f"Spearman's rank correlation {rank_correlation(objects, macs):.2f}")
+        galleries = bottom.subplots(2, count, squeeze=False)
+        for line, found, name in (
+            (galleries[0], rows[:count], 'cheapest'),
+            (galleries[1], rows[-count:], 'dearest'),
+        ):
+            for place, row in zip(line, found, strict=True):
+                text = f'{row["executed_G"]:.4g}  {row["category"]}'
+                show(place, pictures.read(row['picture']), text)
+            line[0].text(
+                -0.12, 0.5, name, rotation=90, ha='right', va='center', transform=line[0].transAxes
+            )
+    return figure
+
+
+def objects_name(table: GateTable) -> str:
+    """What :attr:`GateTable.objects` counts."""
+    return 'classes in the picture' if table.info['task'] == 'segmentation' else 'objects'
+
+
+def analyze_cost(table: GateTable, pictures: Thumbnails, out_dir: Path) -> list[Path]:
+    """Write ``cost.csv``, ``cost_layers.csv`` and the figure.
+
+    Args:
+        table (GateTable): The gates.
+        pictures (Thumbnails): The pictures.
+        out_dir (Path): Where to.
+    """
+    written = [
+        write_csv(cost_rows(table), out_dir / 'cost.csv'),
+        write_csv(table.costs, out_dir / 'cost_layers.csv'),
+    ]
+    return written + style.save(cost_figure(table, pictures), out_dir / 'cost')

@@ -1,0 +1,219 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""Features and gates side by side in the plane."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from ..engine.launch import UsageError
+from . import style
+from .extra import need
+from .gate_table import GateTable, short_name
+from .progress import progress
+from .tables import write_csv
+
+KINDS = {'feature': 'features', 'gate': 'gates'}
+Embedding = dict[str, np.ndarray]
+"""``'feature'`` and ``'gate'`` -> N x 2."""
+
+
+def embed(
+    values: np.ndarray, seed: int = 0, init: Optional[np.ndarray] = None, neighbours: int = 15
+) -> np.ndarray:
+    """UMAP of vectors into the plane, by cosine.
+
+    Args:
+        values (ndarray): N x C, at least 4 rows.
+        seed (int): Defaults to 0.
+        init (ndarray, optional): N x 2, where to start from, as the embedding
+            of an earlier epoch. Defaults to None.
+        neighbours (int): Size of the neighbourhoods. Defaults to 15.
+
+    Returns:
+        ndarray: N x 2, the mean in the origin.
+    """
+    umap = need('umap', 'an embedding')
+    if len(values) < 4:
+        raise UsageError(f'an embedding needs 4 pictures at least, not {len(values)}')
+    start: Any = 'random' if len(values) < 20 else 'spectral'
+    if init is not None:
+        start = (init * (10 / max(1e-9, float(np.abs(init).max())))).astype(np.float32)
+    reducer = umap.UMAP(
+        n_neighbors=min(neighbours, len(values) - 1),
+        metric='cosine',
+        random_state=seed,
+        n_jobs=1,
+        init=start,
+    )
+    places = reducer.fit_transform(_not_alike(values, seed))
+    return places - places.mean(axis=0)
+
+
+def _not_alike(values: np.ndarray, seed: int) -> np.ndarray:
+    """Rows without a direction, as those of dead features, get a faint one."""
+    values = values.astype(np.float32)
+    noise = np.random.default_rng(seed).normal(size=values.shape).astype(np.float32)
+    scale = float(np.abs(values).max()) or 1.0
+    return values + 1e-6 * scale * noise
+
+
+def embed_table(
+    table: GateTable,
+    layer: str,
+    space: str = 'logits',
+    seed: int = 0,
+    init: Optional[Embedding] = None,
+) -> Embedding:
+    """Features and gates of one layer, each in a plane of its own.
+
+    Args:
+        table (GateTable): The gates.
+        layer (str): Name of the gate.
+        space (str): ``'logits'`` or ``'mask'`` of the gate. Defaults to 'logits'.
+        seed (int): Defaults to 0.
+        init (dict, optional): Where to start from. Defaults to None.
+    """
+    values = {'feature': table.feature[layer], 'gate': table.gates(layer, space)}
+    return {kind: embed(v, seed, init[kind] if init else None) for kind, v in values.items()}
+
+
+def embedding_rows(
+    table: GateTable, layer: str, embedding: Embedding, frame: str
+) -> list[dict[str, Any]]:
+    """A row for each picture and space."""
+    main = table.main_class
+    return [
+        dict(
+            frame=frame,
+            layer=layer,
+            space=kind,
+            picture=number,
+            category=table.class_name(int(main[number])),
+            x=float(x),
+            y=float(y),
+        )
+        for kind, places in embedding.items()
+        for number, (x, y) in enumerate(places)
+    ]
+
+
+def embedding_figure(
+    table: GateTable,
+    layer: str,
+    frames: Mapping[str, Embedding],
+    colour_by: Optional[str] = None,
+) -> Figure:
+    """Features above gates, a column for each frame; or side by side for one frame.
+
+    Args:
+        table (GateTable): The gates, of any of the frames.
+        layer (str): Name of the gate.
+        frames (Mapping[str, Embedding]): Title -> embedding, such as the epochs.
+        colour_by (str, optional): A class: pictures with and without it are
+            told apart. Defaults to None: by main class.
+    """
+    groups, names = _groups(table, colour_by)
+    one = len(frames) == 1
+    with style.style():
+        rows, columns = (1, 2) if one else (2, len(frames))
+        figure = style.new_figure(4 * columns + 1.4 if one else 2.6 * columns + 1.4, 3.6 * rows)
+        axes = figure.subplots(rows, columns, squeeze=False)
+        for number, (title, embedding) in enumerate(frames.items()):
+            for row, kind in enumerate(KINDS):
+                place = axes[0][row] if one else axes[row][number]
+                _scatter(place, embedding[kind], groups, names)
+                place.set_title(KINDS[kind] if one else f'{KINDS[kind]}, {title}')
+                place.set_xlabel('UMAP 1')
+                place.set_ylabel('UMAP 2')
+        handles, labels = axes[0][0].get_legend_handles_labels()
+        figure.legend(
+            handles,
+            labels,
+            loc='outside right center',
+            title=colour_by or 'class',
+            markerscale=2,
+        )
+        what = f', {next(iter(frames))}' if one else ''
+        figure.suptitle(f'{short_name(layer, table.layers)}{what}, {len(table)} pictures')
+    return figure
+
+
+def _groups(table: GateTable, colour_by: Optional[str]) -> tuple[np.ndarray, dict[int, str]]:
+    if colour_by is None:
+        common = table.common_classes(_COLOURS)
+        main = np.where(np.isin(table.main_class, [-1, *common]), table.main_class, _OTHER)
+        places = {c: place for place, c in enumerate(common)}
+        names = {places.get(int(c), int(c)): _class_name(table, int(c)) for c in np.unique(main)}
+        return np.array([places.get(int(c), int(c)) for c in main]), names
+    if colour_by not in table.classes:
+        raise UsageError(f'--colour-by {colour_by}: the classes are {", ".join(table.classes)}')
+    present = table.present[:, table.classes.index(colour_by)]
+    return present.astype(int), {0: 'not in the picture', 1: 'in the picture'}
+
+
+_COLOURS = 2 * len(style.CLASSES)  # more cannot be told apart
+_OTHER = -2
+
+
+def _class_name(table: GateTable, index: int) -> str:
+    return 'other' if index == _OTHER else table.class_name(index)
+
+
+def _scatter(axes: Any, places: np.ndarray, groups: np.ndarray, names: dict[int, str]) -> None:
+    for group, name in names.items():
+        own = groups == group
+        look = style.class_look(group if group >= 0 else len(style.CLASSES) - 1)
+        axes.scatter(*places[own].T, s=8, alpha=0.8, linewidths=0, label=name, **look)
+    axes.set_xticks([])
+    axes.set_yticks([])
+
+
+def analyze_embedding(
+    frames: Mapping[str, GateTable],
+    layers: Sequence[str],
+    out_dir: Path,
+    space: str = 'logits',
+    seed: int = 0,
+    colour_by: Optional[str] = None,
+    chained: bool = True,
+) -> list[Path]:
+    """Write ``embedding.csv`` and a figure for each layer.
+
+    Args:
+        frames (Mapping[str, GateTable]): Title -> gates over the same pictures,
+            in order of training; the last is the one that matters.
+        layers (Sequence[str]): Gates.
+        out_dir (Path): Where to.
+        space (str): ``'logits'`` or ``'mask'`` of the gates. Defaults to 'logits'.
+        seed (int): Defaults to 0.
+        colour_by (str, optional): See :func:`embedding_figure`.
+        chained (bool): Whether each frame starts where the one before ended, as
+            epochs of one training do. Defaults to True.
+    """
+    table = list(frames.values())[-1]
+    rows: list[dict[str, Any]] = []
+    written: list[Path] = []
+    if colour_by is not None:
+        _groups(table, colour_by)  # says so before it takes time
+    for title, own in frames.items():
+        missing = [layer for layer in layers if layer not in own.layers]
+        if missing or not np.array_equal(own.positions, table.positions):
+            what = f'no layer {missing[0]}' if missing else 'other pictures'
+            raise UsageError(f'{title} has {what}; only alike networks can stand side by side')
+    with progress('embeddings', len(layers) * len(frames)) as advance:
+        for layer in layers:
+            done: dict[str, Embedding] = {}
+            for title, own in frames.items():
+                init = list(done.values())[-1] if done and chained else None
+                done[title] = embed_table(own, layer, space, seed, init)
+                rows += embedding_rows(own, layer, done[title], title)
+                advance()
+            figure = embedding_figure(table, layer, done, colour_by)
+            stem = f'embedding_{short_name(layer, table.layers)}'
+            written += style.save(figure, out_dir / stem)
+    return [write_csv(rows, out_dir / 'embedding.csv'), *written]

@@ -1,0 +1,178 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""What a network's gates did over a set of pictures, in memory and on disk."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Union
+
+import numpy as np
+
+from ..gates.utils import match_blocks
+
+MACS = ('backbone_executed', 'backbone_dense', 'model_executed', 'model_dense')
+SPACES = ('logits', 'mask', 'feature')
+_ARRAYS = ('amount', 'objects', 'positions', 'macs')
+
+
+@dataclass
+class GateTable:
+    """Gates, features, classes and MACs of N pictures.
+
+    A picture that the network saw in several windows is here with its last one,
+    but with the MACs of all.
+
+    Attributes:
+        logits (dict[str, ndarray]): Gate -> N x C.
+        mask (dict[str, ndarray]): Gate -> N x C, 0 or 1.
+        feature (dict[str, ndarray]): Gate -> N x C, pooled and before gating.
+        classes (list[str]): Names of the K classes.
+        amount (ndarray): N x K, how much of a class is in a picture: 1 or 0 in
+            classification, boxes in detection, share of the pixels in segmentation.
+        objects (ndarray): N, annotated objects (in segmentation classes).
+        positions (ndarray): N, place of the picture in the dataset.
+        paths (list[str]): Its file, '' if it has none.
+        macs (ndarray): N x 4, see :data:`MACS`.
+        costs (list[dict]): For each counted layer ``layer``, ``kind`` ('gated',
+            'plain', 'gate' or 'outside' of the backbone), ``dense`` and
+            ``executed`` MACs per picture.
+        info (dict): Where it comes from: ``checkpoint``, ``split``, ``task``,
+            ``pictures`` (of the whole split), ``coupled`` (gates with FGC).
+    """
+
+    logits: dict[str, np.ndarray]
+    mask: dict[str, np.ndarray]
+    feature: dict[str, np.ndarray]
+    classes: list[str]
+    amount: np.ndarray
+    objects: np.ndarray
+    positions: np.ndarray
+    paths: list[str]
+    macs: np.ndarray
+    costs: list[dict[str, Any]]
+    info: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def layers(self) -> list[str]:
+        """Names of the gates, in network order."""
+        return list(self.logits)
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    @property
+    def present(self) -> np.ndarray:
+        """N x K: whether the class is in the picture."""
+        return self.amount > 0
+
+    @property
+    def main_class(self) -> np.ndarray:
+        """N: the class there is most of, -1 without any.
+
+        Classes that are in every picture (a background) say nothing about one
+        and are left out, unless there is no other.
+        """
+        amount = self.amount
+        everywhere = self.present.all(axis=0)
+        if not everywhere.all():
+            amount = np.where(everywhere, 0, amount)
+        return np.where(amount.any(axis=1), amount.argmax(axis=1), -1)
+
+    def common_classes(self, limit: int = 40) -> list[int]:
+        """The classes that most pictures have, in the order of all; what fits into a figure.
+
+        Args:
+            limit (int): How many, at most. Defaults to 40.
+        """
+        if len(self.classes) <= limit:
+            return list(range(len(self.classes)))
+        order = np.argsort(-self.present.sum(axis=0), kind='stable')[:limit]
+        return sorted(int(c) for c in order)
+
+    def class_name(self, index: int) -> str:
+        """Name of a class; of -1 'none'."""
+        return self.classes[index] if index >= 0 else 'none'
+
+    def choose(self, layers: Union[str, int, Sequence[Union[str, int]]]) -> list[str]:
+        """The gates a choice of blocks stands for.
+
+        Args:
+            layers (str | int | Sequence): See
+                :func:`~fgc_mm.gates.utils.match_blocks`; names of gates as well.
+
+        Raises:
+            ValueError: If there is no such block; it names those there are.
+        """
+        blocks = list(dict.fromkeys(name.rpartition('.')[0] for name in self.layers))
+        wanted = [layers] if isinstance(layers, (str, int)) else list(layers)
+        short = {short_name(name, self.layers): name for name in self.layers}
+        chosen = {short.get(str(item), str(item)) for item in wanted} & set(self.layers)
+        rest = [item for item in wanted if short.get(str(item), item) not in chosen]
+        if rest:
+            found = match_blocks(rest, blocks)
+            chosen |= {name for name in self.layers if name.rpartition('.')[0] in found}
+        return [name for name in self.layers if name in chosen]
+
+    def gates(self, layer: str, space: str = 'logits') -> np.ndarray:
+        """One gate's N x C values.
+
+        Args:
+            layer (str): Name of the gate.
+            space (str): One of :data:`SPACES`. Defaults to 'logits'.
+        """
+        return getattr(self, space)[layer]
+
+    def save(self, path: Path) -> None:
+        """Write an ``.npz`` file; an older one stays until this one is whole."""
+        arrays: dict[str, np.ndarray] = {name: getattr(self, name) for name in _ARRAYS}
+        for number, layer in enumerate(self.layers):
+            arrays[f'logits{number}'] = self.logits[layer]
+            arrays[f'feature{number}'] = self.feature[layer]
+            arrays[f'mask{number}'] = np.packbits(self.mask[layer] != 0, axis=1)
+        header = dict(
+            layers=self.layers,
+            classes=self.classes,
+            paths=self.paths,
+            costs=self.costs,
+            info=self.info,
+        )
+        arrays['header'] = np.frombuffer(json.dumps(header).encode(), np.uint8)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_name(path.name + '.part')
+        with open(fresh, 'wb') as file:
+            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+        os.replace(fresh, path)
+
+    @classmethod
+    def load(cls, path: Path) -> GateTable:
+        """Read what :meth:`save` wrote."""
+        with np.load(path) as arrays:
+            header = json.loads(arrays['header'].tobytes())
+            layers = header.pop('layers')
+            logits = {layer: arrays[f'logits{i}'] for i, layer in enumerate(layers)}
+            mask = {
+                layer: np.unpackbits(arrays[f'mask{i}'], axis=1, count=logits[layer].shape[1])
+                for i, layer in enumerate(layers)
+            }
+            feature = {layer: arrays[f'feature{i}'] for i, layer in enumerate(layers)}
+            rest = {name: arrays[name] for name in _ARRAYS}
+        return cls(logits=logits, mask=mask, feature=feature, **header, **rest)
+
+
+def short_name(layer: str, layers: Sequence[str]) -> str:
+    """A gate's name as figures have it.
+
+    What all names begin with is left out, and the gate's own name where each
+    block has one gate: ``backbone.layer4.1.gate1`` -> ``layer4.1``.
+    """
+    blocks = [name.rpartition('.')[0] for name in layers]
+    name = layer.rpartition('.')[0] if len(set(blocks)) == len(blocks) else layer
+    first = layer.split('.')[0]
+    if first != layer and all(other.split('.')[0] == first for other in layers):
+        cut = name.split('.', 1)
+        return cut[1] if len(cut) > 1 and not first.startswith('layer') else name
+    return name

@@ -1,0 +1,275 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""Runs a checkpoint over pictures and keeps what its gates did."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import tempfile
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+import torch
+import torch.nn as nn
+from mmengine.config import Config
+from mmengine.registry import DATASETS, DefaultScope
+from mmengine.runner import Runner
+from torch.utils.data import Subset
+
+from ..datasets.broken import name_broken_pictures
+from ..engine import launch, unwrap
+from ..engine.checkpoint_fit import CheckpointFitHook, CheckpointMismatchError
+from ..engine.launch import UsageError
+from ..evaluation import PredictionCounter, read_macs
+from ..gates import Gate, find_gates, select_blocks
+from .gate_table import MACS, GateTable
+from .layer_costs import LayerCosts
+from .progress import progress
+
+
+class NoGatesError(UsageError):
+    """A network without gates, or weights without them."""
+
+
+_FORMAT = 1  # of the cache; raised when what is gathered changes
+
+
+def gather(
+    cfg: Config,
+    checkpoint: str,
+    split: str = 'test',
+    max_images: Optional[int] = None,
+    cache_dir: Optional[Path] = None,
+) -> GateTable:
+    """What the gates of a checkpoint do over a split, from the cache if it is there.
+
+    Args:
+        cfg (Config): Config of a network with gates, of any task.
+        checkpoint (str): Its weights.
+        split (str): ``'val'`` or ``'test'``. Defaults to 'test'.
+        max_images (int, optional): Take that many pictures, evenly spread over
+            the split. Defaults to None, all.
+        cache_dir (Path, optional): Folder of the cache. Defaults to None: none.
+
+    Raises:
+        UsageError: If there are no gates, no pictures or no annotations.
+    """
+    if max_images is not None and max_images < 2:
+        raise UsageError(f'--max-images {max_images} must be 2 or more')
+    loader = cfg.get(f'{split}_dataloader')
+    if loader is None:
+        raise UsageError(f'the config has no {split}_dataloader to take pictures from')
+    launch.existing(checkpoint)
+    path = None
+    if cache_dir is not None:
+        path = cache_dir / f'gates_{_key(cfg, checkpoint, split, max_images)}.npz'
+        if path.is_file():
+            return GateTable.load(path)
+    cfg = copy.deepcopy(cfg)  # what is filled in below is no part of the key
+    launch.prepare_data(cfg, (split,))
+    launch.fill_dataloader_defaults(cfg)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as logs:
+        runner = _runner(copy.deepcopy(cfg), checkpoint, logs)
+        table = _run(runner, cfg, checkpoint, split, max_images)
+    if path is not None:
+        table.save(path)
+    return table
+
+
+def build_dataset(cfg: Config, split: str) -> Any:
+    """The dataset of a split, with every annotation read."""
+    with DefaultScope.overwrite_default_scope(cfg.get('default_scope', 'mmengine')):
+        dataset = DATASETS.build(cfg[f'{split}_dataloader']['dataset'])
+        if hasattr(dataset, 'full_init'):
+            dataset.full_init()
+    name_broken_pictures(dataset)
+    return dataset
+
+
+def _key(cfg: Config, checkpoint: str, split: str, max_images: Optional[int]) -> str:
+    digest = hashlib.sha256()
+    with open(checkpoint, 'rb') as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    plain = cfg.to_dict()
+    parts = (plain['model'], plain[f'{split}_dataloader'], plain.get('custom_hooks'))
+    digest.update(repr((_FORMAT, parts, split, max_images)).encode())
+    return digest.hexdigest()[:16]
+
+
+def _runner(cfg: Config, checkpoint: str, work_dir: str) -> Runner:
+    cfg.work_dir, cfg.load_from, cfg.resume = work_dir, checkpoint, False
+    cfg.log_level, cfg.experiment_name = 'ERROR', f'analysis-{uuid.uuid4()}'
+    cfg.custom_hooks = []
+    runner = launch.build_runner(cfg)
+    gates = find_gates(unwrap(runner.model))
+    if not gates:
+        raise NoGatesError(
+            f'the model {type(unwrap(runner.model)).__name__} of this config has no gates to look '
+            "at; take a config with a gated backbone, such as backbone=dict(type='GatedResNet')"
+        )
+    runner.register_hook(CheckpointFitHook(checkpoint))
+    runner.register_hook(_GatesThere(checkpoint, list(gates)))
+    try:
+        runner.load_or_resume()
+    except _GatesMissing as error:
+        raise NoGatesError(str(error)) from error
+    except CheckpointMismatchError as error:
+        raise UsageError(str(error)) from error
+    runner.model.eval()
+    return runner
+
+
+class _GatesMissing(CheckpointMismatchError):
+    pass
+
+
+class _GatesThere(CheckpointFitHook):
+    """Refuses dense weights in a gated network: its gates would decide at random."""
+
+    def __init__(self, name: str, gates: Sequence[str]) -> None:
+        super().__init__(name)
+        self.gates = gates
+
+    def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        state = checkpoint.get('state_dict', checkpoint)
+        model = unwrap(runner.model)
+        wanted = [
+            key for key in model.state_dict() if any(key.startswith(f'{g}.') for g in self.gates)
+        ]
+        missing = [key for key in wanted if key not in state and f'module.{key}' not in state]
+        if missing:
+            raise _GatesMissing(
+                f'checkpoint {self.name} has no weights for gates of this network: '
+                f'{len(missing)} tensors are missing, {missing[0]} the first; give a checkpoint '
+                'trained with gates'
+            )
+
+
+@torch.no_grad()
+def _run(
+    runner: Runner, cfg: Config, checkpoint: str, split: str, max_images: Optional[int]
+) -> GateTable:
+    model = unwrap(runner.model)
+    gates = find_gates(model)
+    dataset = build_dataset(cfg, split)
+    count = len(dataset)
+    if not count:
+        raise UsageError(f'the {split} split of this config has no pictures')
+    wanted = min(count, max_images or count)
+    positions = np.linspace(0, count - 1, wanted).round().astype(np.int64)
+    settings = {**cfg[f'{split}_dataloader'], 'dataset': Subset(dataset, positions.tolist())}
+    settings['sampler'] = dict(type='DefaultSampler', shuffle=False)
+    loader = runner.build_dataloader(settings)
+    backbone = _backbone(cfg)
+    counter, costs = PredictionCounter(model, backbone), LayerCosts(model, backbone)
+    kept: dict[str, list] = {f'{kind}/{n}': [] for kind in _KINDS for n in gates}
+    amount: list[np.ndarray] = []
+    objects: list[int] = []
+    paths: list[str] = []
+    macs: list[list[float]] = []
+    classes = _class_names(dataset)
+    task = ''
+    counter.attach()
+    costs.attach()
+    try:
+        with progress(f'gates of {Path(checkpoint).name}', wanted) as advance:
+            for batch in loader:
+                outputs = model.test_step(batch)
+                images = [read_macs(sample) for sample in outputs]
+                costs.settle(images)
+                for sample in batch['data_samples']:
+                    task, labels, n_objects = _annotation(sample, split)
+                    amount.append(labels)
+                    objects.append(n_objects)
+                    paths.append(str(sample.metainfo.get('img_path') or ''))
+                macs += [[getattr(image, name) for name in MACS] for image in images]
+                for name, gate in gates.items():
+                    _keep(kept, name, gate, len(images))
+                advance(len(images))
+    finally:
+        counter.detach()
+        costs.detach()
+    width = max(len(classes or ()), max(len(row) for row in amount))
+    classes = classes or [str(number) for number in range(width)]
+    classes += [str(number) for number in range(len(classes), width)]
+    whole = {name: np.concatenate(parts) for name, parts in kept.items()}
+    return GateTable(
+        logits={name: whole[f'logits/{name}'] for name in gates},
+        mask={name: whole[f'mask/{name}'].astype(np.uint8) for name in gates},
+        feature={name: whole[f'feature/{name}'] for name in gates},
+        classes=classes,
+        amount=np.stack([np.pad(row, (0, width - len(row))) for row in amount]).astype(np.float32),
+        objects=np.array(objects),
+        positions=positions,
+        paths=paths,
+        macs=np.array(macs),
+        costs=costs.rows(),
+        info=dict(
+            checkpoint=Path(checkpoint).name,
+            split=split,
+            task=task,
+            pictures=count,
+            coupled=_coupled(model, cfg),
+        ),
+    )
+
+
+_KINDS = ('logits', 'mask', 'feature')
+
+
+def _keep(kept: dict[str, list], name: str, gate: Gate, images: int) -> None:
+    record = gate.record
+    if record is None:
+        raise UsageError(f'gate {name!r} did not run in a pass of the network')
+    for kind in _KINDS:
+        value = getattr(record, kind)
+        # Several views in one batch: the last of each picture.
+        value = value.reshape(images, -1, value.size(-1))[:, -1]
+        kept[f'{kind}/{name}'].append(value.detach().float().cpu().numpy())
+
+
+def _annotation(sample: Any, split: str) -> tuple[str, np.ndarray, int]:
+    """Task, amount of each class, and number of objects of one data sample."""
+    if 'gt_label' in sample:
+        labels = sample.gt_label.view(-1).cpu().numpy()
+        return 'classification', np.bincount(labels), len(labels)
+    if 'gt_sem_seg' in sample:
+        pixels = sample.gt_sem_seg.data.cpu().numpy().ravel()
+        counts = np.bincount(pixels[pixels != _IGNORED], minlength=1)
+        return 'segmentation', counts / max(1, pixels.size), int((counts > 0).sum())
+    if 'gt_instances' in sample and 'labels' in sample.gt_instances:
+        labels = sample.gt_instances.labels.cpu().numpy()
+        return 'detection', np.bincount(labels, minlength=1), len(labels)
+    raise UsageError(
+        f'the pictures of {split}_dataloader come without classes (no gt_label, gt_sem_seg or '
+        "gt_instances.labels): add dict(type='LoadAnnotations') to its pipeline"
+    )
+
+
+_IGNORED = 255
+
+
+def _class_names(dataset: Any) -> list[str]:
+    return [str(name) for name in (getattr(dataset, 'metainfo', None) or {}).get('classes') or ()]
+
+
+def _hooks(cfg: Config, name: str) -> list[Any]:
+    return [h for h in cfg.get('custom_hooks') or [] if str(h.get('type')).endswith(name)]
+
+
+def _backbone(cfg: Config) -> str:
+    return next((h.get('backbone') for h in _hooks(cfg, 'GatedMACsHook')), None) or 'backbone'
+
+
+def _coupled(model: nn.Module, cfg: Config) -> list[str]:
+    """Names of the gates that the config couples."""
+    chosen = [
+        select_blocks(model, hook.get('layers', 'last_stage'))
+        for hook in _hooks(cfg, 'FGCHook')
+        if hook.get('eta', 1) != 0
+    ]
+    return [name for blocks in chosen for gates in blocks.values() for name, _ in gates]

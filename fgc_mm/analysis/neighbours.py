@@ -1,0 +1,150 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""Pictures sorted by how alike their gates are to those of a query."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from ..engine.launch import UsageError
+from . import style
+from .gate_table import GateTable, short_name
+from .tables import write_csv
+from .thumbnails import Thumbnails, show, spread_out
+
+
+def similarities(gates: np.ndarray, query: int) -> np.ndarray:
+    """Cosine of each row to the row of the query.
+
+    Args:
+        gates (ndarray): N x C.
+        query (int): Row of the query.
+    """
+    unit = gates.astype(np.float64)
+    unit /= np.maximum(np.linalg.norm(unit, axis=1, keepdims=True), 1e-12)
+    return np.clip(unit @ unit[query], -1, 1)
+
+
+def ranking(table: GateTable, layer: str, query: int, space: str = 'logits') -> list[dict]:
+    """All pictures but the query, the most similar first.
+
+    Args:
+        table (GateTable): The gates.
+        layer (str): Name of the gate.
+        query (int): Row of the query.
+        space (str): ``'logits'`` or ``'mask'``. Defaults to 'logits'.
+
+    Returns:
+        list[dict]: ``query``, ``rank``, ``picture`` (row), ``similarity``,
+        ``category`` (main class) and ``path``.
+    """
+    values = similarities(table.gates(layer, space), query)
+    order = [int(n) for n in np.argsort(-values, kind='stable') if n != query]
+    main = table.main_class
+    return [
+        dict(
+            query=query,
+            rank=rank,
+            picture=number,
+            similarity=float(values[number]),
+            category=table.class_name(int(main[number])),
+            path=table.paths[number],
+        )
+        for rank, number in enumerate(order, 1)
+    ]
+
+
+def default_queries(table: GateTable, count: int = 5) -> list[int]:
+    """The first picture of each of some classes."""
+    main = table.main_class
+    first = [int(np.flatnonzero(main == c)[0]) for c in np.unique(main)]
+    return spread_out(first, count)
+
+
+def neighbours_figure(
+    table: GateTable, layer: str, queries: Sequence[int], pictures: Thumbnails, **options: Any
+) -> Figure:
+    """A row for each query: itself, then pictures from most to least similar.
+
+    Args:
+        table (GateTable): The gates.
+        layer (str): Name of the gate.
+        queries (Sequence[int]): Rows of the queries.
+        pictures (Thumbnails): The pictures.
+        options: ``space`` of :func:`ranking`, and ``near`` and ``far``, see
+            :func:`gallery`.
+    """
+    space = options.pop('space', 'logits')
+    rows = [gallery(ranking(table, layer, query, space), **options) for query in queries]
+    columns = 1 + max(map(len, rows))
+    main = table.main_class
+    with style.style():
+        height = 1.25 * len(rows) + 0.4
+        figure = style.new_figure(1.05 * columns, height, layout='none')
+        margins = dict(left=0.005, right=0.995, bottom=0.005, top=1 - 0.5 / height)
+        axes = figure.subplots(
+            len(rows), columns, squeeze=False, gridspec_kw=dict(wspace=0.08, hspace=0.25, **margins)
+        )
+        for line, query, found in zip(axes, queries, rows, strict=True):
+            show(line[0], pictures.read(query), f'query {query}: {_name(table, main[query])}')
+            for place, row in zip(line[1:], found, strict=False):
+                title = f'{row["similarity"]:.3f}  {row["category"]}'
+                show(place, pictures.read(row['picture']), title)
+            for place in line[1 + len(found) :]:
+                place.set_axis_off()
+        figure.suptitle(
+            f'{short_name(layer, table.layers)}: nearest by cosine of gate {space}, then ever '
+            'less similar to the last of all',
+            fontsize=9,
+        )
+    return figure
+
+
+def gallery(rows: Sequence[dict], near: int = 5, far: int = 4) -> list[dict]:
+    """The nearest of a ranking, and some evenly down to the last.
+
+    Args:
+        rows (Sequence[dict]): See :func:`ranking`.
+        near (int): How many of the first. Defaults to 5.
+        far (int): How many of the rest, the last among them. Defaults to 4.
+    """
+    rest = range(near, len(rows))
+    chosen = spread_out(rest, far + 1)[1:] if far and len(rest) > far else list(rest)[:far]
+    return [*rows[:near], *(rows[number] for number in chosen)]
+
+
+def analyze_neighbours(
+    table: GateTable,
+    layer: str,
+    pictures: Thumbnails,
+    out_dir: Path,
+    queries: Optional[Sequence[int]] = None,
+    space: str = 'logits',
+) -> list[Path]:
+    """Write ``neighbours.csv`` with whole rankings, and the gallery.
+
+    Args:
+        table (GateTable): The gates.
+        layer (str): Name of the gate.
+        pictures (Thumbnails): The pictures.
+        out_dir (Path): Where to.
+        queries (Sequence[int], optional): Rows of the queries. Defaults to
+            None, see :func:`default_queries`.
+        space (str): ``'logits'`` or ``'mask'``. Defaults to 'logits'.
+    """
+    queries = default_queries(table) if queries is None else list(queries)
+    for query in queries:
+        if not 0 <= query < len(table):
+            raise UsageError(f'--query {query} must be 0 to {len(table) - 1}, the pictures there')
+    rows = [row for query in queries for row in ranking(table, layer, query, space)]
+    written = [write_csv([{'layer': layer, **row} for row in rows], out_dir / 'neighbours.csv')]
+    figure = neighbours_figure(table, layer, queries, pictures, space=space)
+    return written + style.save(figure, out_dir / 'neighbours')
+
+
+def _name(table: GateTable, index: int) -> str:
+    return table.class_name(int(index))

@@ -1,0 +1,220 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""One page about one or more runs."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+from ..engine.launch import UsageError
+from .extra import need
+from .gather import gather
+from .report_data import payload
+from .report_runs import ReportRun, read_run
+
+TEMPLATES = Path(__file__).parent / 'templates'
+_SAME = {
+    'error/top1': ('Top 1 Error', 1.0),
+    'pascal_voc/mAP': ('mAP', 0.01),
+    'coco/bbox_mAP': ('mAP', 0.01),
+    'mIoU': ('mIoU', 1.0),
+    'pixel_accuracy': ('Pixel Accuracy', 1.0),
+    'macs/pruning_ratio': ('Pruning Ratio', 1.0),
+}
+"""Names of our figures -> those of the model index, and what to multiply those with."""
+
+
+def write_report(
+    work_dirs: Mapping[str, Path],
+    out: Path,
+    split: str = 'test',
+    max_images: Optional[int] = 300,
+    max_layers: int = 8,
+    network: bool = True,
+) -> list[ReportRun]:
+    """Write the page.
+
+    Args:
+        work_dirs (Mapping[str, Path]): Name of the run -> its work dir.
+        out (Path): The file.
+        split (str): Whose pictures are looked at. Defaults to 'test'.
+        max_images (int, optional): How many of them. Defaults to 300.
+        max_layers (int): How many layers get an embedding. Defaults to 8.
+        network (bool): Whether networks may run; otherwise the page has what
+            the logs tell. Defaults to True.
+
+    Returns:
+        list[ReportRun]: The runs; ``note`` says why gates could not be shown.
+
+    Raises:
+        UsageError: If a folder holds no run.
+    """
+    jinja2 = need('jinja2', 'a report')
+    runs = [read_run(folder, name) for name, folder in work_dirs.items()]
+    for run in runs:
+        _look_at_gates(run, split, max_images, network)
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters['number'] = readable
+    data = payload(runs, max_layers)
+    text = environment.get_template('report.html.j2').render(
+        runs=runs,
+        data=_script(data),
+        css=_inline('report.css'),
+        js=_inline('report.js'),
+        results=result_rows(runs),
+        columns=result_columns(runs),
+        costs=cost_rows(runs),
+        gates=gate_rows(runs),
+        differences=differences(runs),
+        layers=data['layers'],
+    )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    fresh = out.with_name(out.name + '.part')
+    fresh.write_text(text, encoding='utf-8')
+    os.replace(fresh, out)
+    return runs
+
+
+def _look_at_gates(run: ReportRun, split: str, max_images: Optional[int], network: bool) -> None:
+    if not network:
+        run.note = 'the network was not run'
+    elif run.checkpoint is None:
+        run.note = f'no checkpoint in {run.folder}'
+    else:
+        cache = run.folder / 'analysis' / 'cache'
+        try:
+            run.table = gather(run.cfg, str(run.checkpoint), split, max_images, cache)
+        except UsageError as error:  # a dense network, or data that is elsewhere now
+            run.note = str(error)
+
+
+def result_columns(runs: Sequence[ReportRun]) -> list[dict[str, str]]:
+    """Heads of the results: each run, then what the model index has for its config."""
+    columns = []
+    for run in runs:
+        columns.append(dict(title=run.name, detail=run.measured or 'no figures'))
+        columns += [dict(title=found['source'], detail='model index') for found in run.published]
+    return columns
+
+
+def result_rows(runs: Sequence[ReportRun]) -> list[dict[str, Any]]:
+    """A row for each figure, a value or None for each column."""
+    names = list(dict.fromkeys(name for run in runs for name in run.metrics))
+    rows = []
+    for name in names:
+        values: list[Any] = []
+        index_name, factor = _SAME.get(name, ('', 1.0))
+        for run in runs:
+            values.append(run.metrics.get(name))
+            for found in run.published:
+                value = found['metrics'].get(index_name)
+                values.append(None if value is None else value * factor)
+        rows.append(dict(name=name, values=values))
+    return rows
+
+
+def cost_rows(runs: Sequence[ReportRun]) -> list[dict[str, Any]]:
+    """A row for each layer of the backbone: dense MACs, and executed ones by run, in 10^6."""
+    tables = {run.name: run.table for run in runs if run.table is not None}
+    names: dict[str, str] = {}
+    by_run: dict[str, dict[str, Mapping[str, float]]] = {}
+    for name, table in tables.items():
+        costs: dict[str, dict[str, Any]] = {}
+        for row in table.costs:
+            # All layers of a gate, and all outside of the backbone, are one row each.
+            key = row['layer']
+            if row['kind'] == 'gate':
+                key = 'gates themselves'
+            elif row['kind'] == 'outside':
+                key = 'outside of the backbone'
+            own = costs.setdefault(key, dict(kind=row['kind'], dense=0.0, executed=0.0))
+            own['dense'] += row['dense'] / 1e6
+            own['executed'] += row['executed'] / 1e6
+        names.update({key: own['kind'] for key, own in costs.items()})
+        by_run[name] = costs
+    order = sorted(names, key=lambda key: (names[key] == 'outside', names[key] == 'gate'))
+    return [
+        dict(
+            layer=key,
+            kind=names[key],
+            cells=[by_run.get(run.name, {}).get(key) for run in runs],
+        )
+        for key in order
+    ]
+
+
+def gate_rows(runs: Sequence[ReportRun]) -> list[dict[str, Any]]:
+    """A row for each gate and run, as ``tools/test.py`` prints them."""
+    rows = []
+    for run in runs:
+        own = run.layers
+        if not own and run.table is not None:
+            own = [
+                dict(
+                    gate=name,
+                    channels=mask.shape[1],
+                    openness_mean=float(mask.mean()),
+                    openness_min=float(mask.mean(axis=1).min()),
+                    openness_max=float(mask.mean(axis=1).max()),
+                    always_on=int((mask.mean(axis=0) == 1).sum()),
+                    never_on=int((mask.mean(axis=0) == 0).sum()),
+                )
+                for name, mask in run.table.mask.items()
+            ]
+        rows += [dict(run=run.name, **row) for row in own]
+    return rows
+
+
+def differences(runs: Sequence[ReportRun]) -> list[dict[str, Any]]:
+    """The settings in which the runs' configs differ; none for one run."""
+    flat = [_flatten(run.cfg.to_dict()) for run in runs]
+    keys = list(dict.fromkeys(key for own in flat for key in own))
+    rows = []
+    for key in keys:
+        values = [own.get(key) for own in flat]
+        if any(value != values[0] for value in values) and key not in ('work_dir', 'launcher'):
+            rows.append(dict(key=key, values=['' if v is None else v for v in values]))
+    return rows
+
+
+def _flatten(node: Any, prefix: str = '') -> dict[str, str]:
+    if isinstance(node, dict) and node:
+        pairs = [(str(key), value) for key, value in node.items()]
+    elif isinstance(node, (list, tuple)) and any(isinstance(item, (dict, list)) for item in node):
+        pairs = [(str(number), value) for number, value in enumerate(node)]
+    else:
+        return {prefix: repr(node)}
+    flat: dict[str, str] = {}
+    for key, value in pairs:
+        flat |= _flatten(value, f'{prefix}.{key}' if prefix else key)
+    return flat
+
+
+def readable(value: Any) -> str:
+    """A number as people read it; nothing for None."""
+    if value is None:
+        return ''
+    if isinstance(value, float):
+        return 'NaN' if math.isnan(value) else f'{value:.4g}'
+    return str(value)
+
+
+def _script(data: Any) -> Any:
+    """Data as JSON that can stand inside a script element."""
+    text = json.dumps(data, separators=(',', ':'), allow_nan=False)
+    return need('markupsafe', 'a report').Markup(text.replace('<', '\\u003c'))
+
+
+def _inline(name: str) -> Any:
+    text = (TEMPLATES / name).read_text(encoding='utf-8')
+    return need('markupsafe', 'a report').Markup(text)

@@ -1,0 +1,174 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""What the charts of a report are drawn from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import numpy as np
+
+from . import style
+from .alignment import PANELS, alignment_rows
+from .cost import cost_rows, objects_name, rank_correlation
+from .embedding import embed_table
+from .frequency import class_similarity, frequencies
+from .gate_table import GateTable, short_name
+from .neighbours import default_queries, gallery, ranking
+from .progress import progress
+from .report_runs import ReportRun
+from .thumbnails import Thumbnails, spread_out
+from .training import Curve, curve_label, panels
+
+_POINTS = 250  # of a training curve
+
+
+def payload(runs: Sequence[ReportRun], max_layers: int = 8, k: int = 10) -> dict[str, Any]:
+    """Everything the page's script needs, as plain lists and numbers.
+
+    Args:
+        runs (Sequence[ReportRun]): The runs.
+        max_layers (int): How many layers of each can be chosen. Defaults to 8.
+        k (int): Neighbours of the overlap. Defaults to 10.
+    """
+    thumbs: dict[str, str] = {}  # the same picture of several runs is there once
+    own = [_run(run, max_layers, thumbs) for run in runs]
+    numbers = {key: number for number, key in enumerate(thumbs)}
+    for data in own:
+        data['pictures'] = [numbers[key] for key in data['pictures']]
+    tables = {run.name: run.table for run in runs if run.table is not None}
+    aligned = alignment_rows(tables, k=k) if tables else []
+    for row in aligned:
+        row['layer'] = short_name(row['layer'], tables[row['run']].layers)
+        row.update({column: _round(row[column]) for column in PANELS})
+    layers = list(dict.fromkeys(layer for run in own for layer in run['layers']))
+    return dict(
+        runs=own,
+        layers=layers,
+        thumbs=list(thumbs.values()),
+        alignment=dict(rows=aligned, panels=PANELS, k=k),
+        colours=dict(
+            runs=style.RUNS,
+            classes=style.CLASSES,
+            sequential=style.colour_scale(style.SEQUENTIAL),
+            diverging=style.colour_scale(style.DIVERGING),
+        ),
+    )
+
+
+def _run(run: ReportRun, max_layers: int, thumbs: dict[str, str]) -> dict[str, Any]:
+    data: dict[str, Any] = dict(
+        name=run.name, note=run.note, layers=[], training=_training(run), pictures=[]
+    )
+    table = run.table
+    if table is None:
+        return data
+    chosen = spread_out(range(len(table.layers)), max_layers)
+    layers = {short_name(table.layers[n], table.layers): table.layers[n] for n in chosen}
+    pictures = Thumbnails(run.cfg, table, size=64)
+    keys = [_key(table, number) for number in range(len(table))]
+    for number, key in enumerate(keys):
+        if key not in thumbs:
+            thumbs[key] = pictures.uri(number)
+    data.update(
+        layers=list(layers),
+        task=table.info['task'],
+        split=table.info['split'],
+        checkpoint=table.info['checkpoint'],
+        pictures=keys,
+        of=table.info['pictures'],
+        classes=table.classes,
+        main=[int(c) for c in table.main_class],
+        present=[[int(c) for c in np.flatnonzero(row)] for row in table.present],
+        cost=_cost(table),
+        embedding=_embeddings(table, layers),
+        frequency={name: _frequency(table, layer) for name, layer in layers.items()},
+        neighbours={name: _neighbours(table, layer) for name, layer in layers.items()},
+    )
+    return data
+
+
+def _key(table: GateTable, number: int) -> str:
+    """The same for the same picture in several runs."""
+    return table.paths[number] or f'{table.info["split"]} {table.positions[number]}'
+
+
+def _embeddings(table: GateTable, layers: dict[str, str]) -> dict[str, Any]:
+    if len(table) < 4:
+        return {}
+    found = {}
+    with progress('embeddings', len(layers)) as advance:
+        for name, layer in layers.items():
+            places = embed_table(table, layer)
+            found[name] = {kind: np.round(xy, 2).tolist() for kind, xy in places.items()}
+            advance()
+    return found
+
+
+def _frequency(table: GateTable, layer: str) -> dict[str, Any]:
+    chosen = table.common_classes()
+    values = frequencies(table, layer)[chosen]
+    overall = table.mask[layer].mean(axis=0)
+    order = np.argsort(-overall, kind='stable')
+    return dict(
+        open=_round(float(overall.mean())),
+        classes=chosen,
+        channels=order.tolist(),
+        values=_grid(values[:, order]),
+        overall=_grid(overall[None, order])[0],
+        similarity=_grid(class_similarity(values, overall)),
+    )
+
+
+def _neighbours(table: GateTable, layer: str) -> list[dict[str, Any]]:
+    return [
+        dict(
+            query=query,
+            hits=[
+                [row['picture'], _round(row['similarity'])]
+                for row in gallery(ranking(table, layer, query))
+            ],
+        )
+        for query in default_queries(table, 4)
+    ]
+
+
+def _cost(table: GateTable) -> dict[str, Any]:
+    rows = cost_rows(table)
+    executed = table.macs[:, 0] / 1e9
+    objects = table.objects.tolist() if table.info['task'] != 'classification' else None
+    correlation = rank_correlation(table.objects, executed) if objects else float('nan')
+    return dict(
+        macs=[_round(float(value)) for value in executed],
+        dense=_round(float(table.macs[:, 1].mean() / 1e9)),
+        objects=objects,
+        objects_name=objects_name(table),
+        correlation=None if np.isnan(correlation) else _round(correlation),
+        cheapest=[row['picture'] for row in rows[:6]],
+        dearest=[row['picture'] for row in rows[-6:]],
+    )
+
+
+def _training(run: ReportRun) -> dict[str, Any]:
+    found = {}
+    for title, names in panels({run.name: run.curves}).items():
+        found[title] = [
+            dict(name=curve_label(name, names), points=_thin(run.curves[name])) for name in names
+        ]
+    return found
+
+
+def _thin(curve: Curve) -> list[list[Optional[float]]]:
+    points = [curve[n] for n in spread_out(range(len(curve)), _POINTS)]
+    return [[step, _round(value)] for step, value in points]
+
+
+def _grid(values: np.ndarray) -> list[list[Optional[float]]]:
+    return [[_round(float(value), 2) for value in row] for row in values]
+
+
+def _round(value: float, digits: int = 4) -> Optional[float]:
+    """To that many digits; None for what JSON has no number for."""
+    if not np.isfinite(value):
+        return None
+    return float(f'{value:.{digits}g}') if digits > 2 else round(value, digits)

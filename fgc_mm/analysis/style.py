@@ -1,0 +1,104 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""One look for all figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import matplotlib
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+
+RUNS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')
+"""Colours of runs (Okabe and Ito), told apart with all kinds of colour vision."""
+CLASSES = (
+    *('#332288', '#88CCEE', '#117733', '#DDCC77', '#CC6677'),
+    *('#44AA99', '#882255', '#999933', '#AA4499', '#888888'),
+)
+"""Colours of classes (Tol's muted scheme); more classes take other markers as well."""
+MARKERS = 'osD^vP*X'
+SEQUENTIAL = 'cividis'
+DIVERGING = 'PuOr'
+
+_STYLE = {
+    'font.size': 9,
+    'axes.titlesize': 10,
+    'axes.labelsize': 9,
+    'axes.spines.top': False,
+    'axes.spines.right': False,
+    'axes.grid': False,
+    'grid.alpha': 0.3,
+    'legend.frameon': False,
+    'legend.fontsize': 8,
+    'xtick.labelsize': 8,
+    'ytick.labelsize': 8,
+    'svg.fonttype': 'none',
+    'svg.hashsalt': 'fgc_mm',
+}
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """Within it, figures are made in this style."""
+    with matplotlib.rc_context(_STYLE):
+        yield
+
+
+def new_figure(
+    width: float, height: float, layout: Literal['constrained', 'none'] = 'constrained'
+) -> Figure:
+    """An empty figure; call it within :func:`style`.
+
+    Args:
+        width (float): In inches.
+        height (float): In inches.
+        layout (str): ``'none'`` for galleries, whose many axes take long to
+            arrange. Defaults to 'constrained'.
+    """
+    figure = Figure(figsize=(width, height), layout=layout)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def class_look(index: int) -> dict[str, Any]:
+    """Colour and marker of a class in a scatter plot."""
+    marker = MARKERS[index // len(CLASSES) % len(MARKERS)]
+    return dict(color=CLASSES[index % len(CLASSES)], marker=marker)
+
+
+def run_look(index: int) -> dict[str, Any]:
+    """Colour, marker and line of a run."""
+    lines = ('-', '--', '-.', ':')
+    return dict(
+        color=RUNS[index % len(RUNS)],
+        marker=MARKERS[index % len(MARKERS)],
+        linestyle=lines[index // len(RUNS) % len(lines)],
+    )
+
+
+def colour_scale(name: str, steps: int = 16) -> list[str]:
+    """A colour map as a list of hex colours."""
+    return [to_hex(colour) for colour in matplotlib.colormaps[name](np.linspace(0, 1, steps))]
+
+
+def save(figure: Figure, stem: Path) -> list[Path]:
+    """Write a figure as ``.png`` and ``.svg``.
+
+    Args:
+        figure (Figure): The figure.
+        stem (Path): Path without the ending.
+
+    Returns:
+        list[Path]: What was written.
+    """
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    paths = [stem.with_name(f'{stem.name}.{kind}') for kind in ('png', 'svg')]
+    with style():
+        figure.savefig(paths[0], dpi=150)
+        figure.savefig(paths[1], metadata={'Date': None})
+    return paths

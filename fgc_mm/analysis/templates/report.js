@@ -1,0 +1,312 @@
+'use strict';
+const data = JSON.parse(document.getElementById('data').textContent);
+const tip = document.getElementById('tip');
+const layerSelect = document.getElementById('layer');
+const NS = 'http://www.w3.org/2000/svg';
+// Dark colours of the palettes, brighter on a dark page.
+const BRIGHT = { '#332288': '#8c83e0', '#117733': '#3db36b', '#882255': '#d0609a', '#000000': '#bbbbbb', '#0072B2': '#3d9be0' };
+
+// ---------------------------------------------------------------- helpers
+function el(tag, attributes = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+  node.append(...children);
+  return node;
+}
+
+function svg(tag, attributes = {}, text) {
+  const node = document.createElementNS(NS, tag);
+  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+  if (text !== undefined) node.textContent = text;
+  return node;
+}
+
+const isDark = () => document.documentElement.dataset.theme === 'dark';
+const shown = (colour) => (isDark() && BRIGHT[colour]) || colour;
+const runColour = (n) => shown(data.colours.runs[n % data.colours.runs.length]);
+const classColour = (n) => shown(data.colours.classes[(n < 0 ? data.colours.classes.length - 1 : n) % data.colours.classes.length]);
+// The second ten classes have the same colours, hollow.
+const isHollow = (n) => Math.floor(n / data.colours.classes.length) % 2 === 1;
+const number = (x) => (x === null || x === undefined ? 'unknown' : Number(x.toPrecision(4)).toString());
+
+function card(title, ...children) {
+  return el('div', { class: 'card' }, el('h3', {}, title), ...children);
+}
+
+function hover(node, content) {
+  const move = (event) => {
+    const made = content(event);
+    if (!made) return hide();
+    tip.replaceChildren(...[made].flat());
+    tip.hidden = false;
+    const box = tip.getBoundingClientRect();
+    tip.style.left = `${Math.max(4, Math.min(event.clientX + 12, innerWidth - box.width - 8))}px`;
+    tip.style.top = `${Math.max(4, Math.min(event.clientY + 12, innerHeight - box.height - 8))}px`;
+  };
+  const hide = () => { tip.hidden = true; };
+  node.addEventListener('pointermove', move);
+  node.addEventListener('pointerdown', move);
+  node.addEventListener('pointerleave', hide);
+}
+
+function thumb(run, picture) {
+  return el('img', { src: data.thumbs[run.pictures[picture]], alt: `picture ${picture}` });
+}
+
+function className(run, n) { return n < 0 ? 'none' : run.classes[n]; }
+
+function describe(run, picture) {
+  const names = run.present[picture].map((n) => run.classes[n]).join(', ');
+  return [thumb(run, picture), `picture ${picture}: ${names}\n${number(run.cost.macs[picture])} · 10⁹ MACs`];
+}
+
+function legend(items) {
+  return el('div', { class: 'legend' }, ...items.map(([name, colour, hollow]) => {
+    const mark = el('b');
+    mark.style.background = hollow ? 'none' : colour;
+    mark.style.border = `2px solid ${colour}`;
+    return el('span', {}, mark, name);
+  }));
+}
+
+function extent(values) {
+  let low = Infinity, high = -Infinity;
+  for (const value of values) if (value !== null) { low = Math.min(low, value); high = Math.max(high, value); }
+  if (!isFinite(low)) return [0, 1];
+  return low === high ? [low - 0.5, high + 0.5] : [low, high];
+}
+
+function ticks([low, high], count = 5) {
+  const raw = (high - low) / count, power = 10 ** Math.floor(Math.log10(raw));
+  const step = [1, 2, 5, 10].map((f) => f * power).find((s) => s >= raw);
+  const found = [];
+  for (let t = Math.ceil(low / step) * step; t <= high + step * 1e-6; t += step) found.push(Number(t.toPrecision(10)));
+  return found;
+}
+
+// ---------------------------------------------------------------- plots
+function frame({ x, y, xlabel, ylabel, height = 220, names, label }) {
+  const width = 460, left = 50, bottom = names ? 62 : 38, top = 10, right = 10;
+  const root = svg('svg', { viewBox: `0 0 ${width} ${height}`, role: 'img', 'aria-label': label || `${ylabel} over ${xlabel}` });
+  const px = (v) => left + (v - x[0]) / (x[1] - x[0]) * (width - left - right);
+  const py = (v) => height - bottom - (v - y[0]) / (y[1] - y[0]) * (height - bottom - top);
+  for (const t of ticks(y)) {
+    root.append(svg('line', { class: 'grid', x1: left, x2: width - right, y1: py(t), y2: py(t) }));
+    root.append(svg('text', { x: left - 5, y: py(t) + 4, 'text-anchor': 'end' }, number(t)));
+  }
+  if (names) names.forEach((name, n) => root.append(svg('text', { transform: `translate(${px(n) + 3} ${height - bottom + 14}) rotate(-30)`, 'text-anchor': 'end' }, name)));
+  else for (const t of ticks(x)) root.append(svg('text', { x: px(t), y: height - bottom + 15, 'text-anchor': 'middle' }, number(t)));
+  root.append(svg('path', { class: 'axis', d: `M${left},${top}V${height - bottom}H${width - right}` }));
+  root.append(svg('text', { x: (left + width - right) / 2, y: height - 4, 'text-anchor': 'middle' }, xlabel));
+  root.append(svg('text', { transform: `translate(11 ${(height - bottom + top) / 2}) rotate(-90)`, 'text-anchor': 'middle' }, ylabel));
+  return { root, px, py, bottom: height - bottom };
+}
+
+function lineChart(series, options) {
+  const all = series.flatMap((s) => s.points);
+  const plot = frame({ x: extent(all.map((p) => p[0])), y: options.y || extent(all.map((p) => p[1])), ...options });
+  for (const s of series) {
+    const points = s.points.filter((p) => p[1] !== null);
+    const path = points.map(([a, b], n) => `${n ? 'L' : 'M'}${plot.px(a).toFixed(1)},${plot.py(b).toFixed(1)}`).join('');
+    plot.root.append(svg('path', { d: path, fill: 'none', stroke: s.colour, 'stroke-width': s.bold ? 2.4 : 1.3, 'stroke-dasharray': s.dash || 'none' }));
+    points.forEach(([a, b], n) => {
+      if (!options.dots) return;
+      const star = s.stars && s.stars[n];
+      plot.root.append(star
+        ? svg('text', { x: plot.px(a), y: plot.py(b) + 6, 'text-anchor': 'middle', style: `fill:${s.colour};font-size:18px` }, '★')
+        : svg('circle', { cx: plot.px(a), cy: plot.py(b), r: 3, fill: s.colour }));
+    });
+  }
+  hover(plot.root, (event) => {
+    const box = plot.root.getBoundingClientRect(), scale = 460 / box.width;
+    const mx = (event.clientX - box.left) * scale, my = (event.clientY - box.top) * scale;
+    let best = null, near = 30 ** 2;
+    for (const s of series) for (const [a, b] of s.points) {
+      if (b === null) continue;
+      const d = (plot.px(a) - mx) ** 2 + (plot.py(b) - my) ** 2;
+      if (d < near) { near = d; best = [s, a, b]; }
+    }
+    if (!best) return null;
+    const place = options.names ? options.names[best[1]] : `${options.xlabel} ${best[1]}`;
+    return `${best[0].name}\n${place}: ${number(best[2])}`;
+  });
+  return plot.root;
+}
+
+function scatter(points, colours, options, about, hollow = () => false) {
+  const pad = ([a, b]) => [a - 0.04 * (b - a), b + 0.04 * (b - a)];
+  const plot = frame({ x: pad(extent(points.map((p) => p[0]))), y: pad(extent(points.map((p) => p[1]))), ...options });
+  points.forEach((point, n) => {
+    const dot = svg('circle', { cx: plot.px(point[0]).toFixed(1), cy: plot.py(point[1]).toFixed(1), r: 3.2, fill: colours(n), 'fill-opacity': hollow(n) ? 0.1 : 0.8, stroke: hollow(n) ? colours(n) : 'none' });
+    dot.dataset.n = n;
+    plot.root.append(dot);
+  });
+  hover(plot.root, (event) => (event.target.dataset.n === undefined ? null : about(Number(event.target.dataset.n))));
+  return plot.root;
+}
+
+function histogram(values, options) {
+  const [low, high] = extent(values), count = Math.min(30, Math.max(5, Math.round(values.length / 8)));
+  const bins = new Array(count).fill(0);
+  for (const v of values) bins[Math.min(count - 1, Math.floor((v - low) / (high - low) * count))] += 1;
+  const plot = frame({ x: [low, high], y: [0, Math.max(...bins)], ...options });
+  const edge = (n) => low + (high - low) * n / count;
+  bins.forEach((size, n) => {
+    const bar = svg('rect', { x: plot.px(edge(n)) + 0.5, width: Math.max(1, plot.px(edge(n + 1)) - plot.px(edge(n)) - 1), y: plot.py(size), height: plot.bottom - plot.py(size), fill: options.colour });
+    hover(bar, () => `${number(edge(n))} to ${number(edge(n + 1))}: ${size} pictures`);
+    plot.root.append(bar);
+  });
+  return plot.root;
+}
+
+function heatmap(rows, names, { scale, low, high, below, about, height }) {
+  const canvas = el('canvas', { width: Math.max(1, rows[0].length), height: rows.length, role: 'img', 'aria-label': below });
+  canvas.style.height = `${height}px`;
+  const context = canvas.getContext('2d');
+  rows.forEach((row, r) => row.forEach((value, c) => {
+    context.fillStyle = value === null ? '#808080' : scale[Math.round((value - low) / (high - low) * (scale.length - 1))];
+    context.fillRect(c, r, 1, 1);
+  }));
+  hover(canvas, (event) => {
+    const box = canvas.getBoundingClientRect();
+    const c = Math.floor((event.clientX - box.left) / box.width * rows[0].length);
+    const r = Math.floor((event.clientY - box.top) / box.height * rows.length);
+    return rows[r] && c in rows[r] ? about(r, c, rows[r][c]) : null;
+  });
+  const list = el('div', { class: 'names' }, ...names.map((name) => el('span', {}, name)));
+  return el('div', { class: 'heat' }, list, canvas, el('span', { class: 'below' }, below));
+}
+
+// ---------------------------------------------------------------- sections
+const without = (run, what) => el('p', { class: 'hint' }, run.note || what);
+
+const sections = {
+  cost: (run, n) => {
+    if (!run.cost) return card(run.name, without(run, 'no gates'));
+    const { macs, objects } = run.cost, unit = 'executed MACs of the backbone, 10⁹';
+    const pictures = (list) => el('div', { class: 'row' }, ...list.map((p) => gallery(run, p, number(macs[p]))));
+    const plots = [histogram(macs, { xlabel: unit, ylabel: 'pictures', colour: runColour(n) })];
+    if (objects) plots.push(scatter(objects.map((o, p) => [o, macs[p]]), () => runColour(n), { xlabel: run.cost.objects_name, ylabel: 'MACs, 10⁹' }, (p) => describe(run, p)));
+    const mean = macs.reduce((a, b) => a + b, 0) / macs.length;
+    const rho = run.cost.correlation === null ? '' : `, Spearman's ρ with ${run.cost.objects_name} ${number(run.cost.correlation)}`;
+    return card(run.name, el('p', { class: 'hint' }, `${macs.length} of ${run.of} pictures of the ${run.split} split, ${run.checkpoint}: mean ${number(mean)} of ${number(run.cost.dense)}${rho}`),
+      el('div', { class: 'pair' }, ...plots), el('h3', {}, 'cheapest'), pictures(run.cost.cheapest), el('h3', {}, 'dearest'), pictures(run.cost.dearest));
+  },
+  embedding: (run, n, layer) => {
+    const found = run.embedding && run.embedding[layer];
+    if (!found) return card(run.name, without(run, `no layer ${layer}`));
+    const draw = (kind, title) => el('div', {}, el('h3', {}, title), scatter(found[kind], (p) => classColour(run.main[p]), { xlabel: 'UMAP 1', ylabel: 'UMAP 2', height: 340, label: title }, (p) => describe(run, p), (p) => isHollow(run.main[p])));
+    const classes = [...new Set(run.main)].sort((a, b) => a - b);
+    return card(run.name, el('div', { class: 'pair' }, draw('feature', 'features'), draw('gate', 'gates')), legend(classes.map((c) => [className(run, c), classColour(c), isHollow(c)])));
+  },
+  frequency: (run, n, layer) => {
+    const found = run.frequency && run.frequency[layer];
+    if (!found) return card(run.name, without(run, `no layer ${layer}`));
+    const names = found.classes.map((c) => run.classes[c]), height = Math.max(90, 15 * names.length);
+    const { sequential, diverging } = data.colours;
+    return card(`${run.name}: ${number(100 * found.open)} % open`,
+      heatmap(found.values, names, { scale: sequential, low: 0, high: 1, height, below: 'channels, most often open first',
+        about: (r, c, value) => `${names[r]}, channel ${found.channels[c]}\nopen for ${value === null ? 'no picture there' : `${number(100 * value)} % (all: ${number(100 * found.overall[c])} %)`}` }),
+      el('h3', {}, 'similarity of patterns'),
+      heatmap(found.similarity, names, { scale: diverging, low: -1, high: 1, height, below: 'class by class',
+        about: (r, c, value) => `${names[r]} and ${names[c]}: ${number(value)}` }));
+  },
+  neighbours: (run, n, layer) => {
+    const found = run.neighbours && run.neighbours[layer];
+    if (!found) return card(run.name, without(run, `no layer ${layer}`));
+    return card(run.name, ...found.map(({ query, hits }) => el('div', { class: 'row' }, gallery(run, query, 'query', 'query'), ...hits.map(([p, s]) => gallery(run, p, s === null ? '' : s.toFixed(3))))));
+  },
+};
+
+function gallery(run, picture, text, kind = '') {
+  const node = el('figure', { class: kind }, thumb(run, picture), el('figcaption', {}, text));
+  hover(node, () => describe(run, picture));
+  return node;
+}
+
+function alignment() {
+  const { rows, panels, k } = data.alignment;
+  const layers = [...new Set(rows.map((row) => row.layer))];
+  const runs = data.runs.map((run) => run.name).filter((name) => rows.some((row) => row.run === name));
+  if (!rows.length) return [el('p', { class: 'hint' }, 'No run has gates.')];
+  const colours = new Map(data.runs.map((run, n) => [run.name, runColour(n)]));
+  const names = legend(runs.map((name) => [name, colours.get(name)]));
+  return Object.entries(panels).map(([column, title]) => {
+    const series = runs.map((name) => {
+      const own = rows.filter((row) => row.run === name);
+      return { name, colour: colours.get(name), points: own.map((row) => [layers.indexOf(row.layer), row[column]]), stars: own.map((row) => row.coupled) };
+    });
+    const label = column === 'overlap' ? `${title} @ ${k}` : title;
+    return card(label, lineChart(series, { names: layers, xlabel: 'layer', ylabel: '0 to 1', y: [0, 1], dots: true, label, x: [0, Math.max(1, layers.length - 1)] }), names.cloneNode(true));
+  });
+}
+
+function training() {
+  const titles = [...new Set(data.runs.flatMap((run) => Object.keys(run.training)))];
+  if (!titles.length) return [el('p', { class: 'hint' }, 'No run has a log of its training.')];
+  const several = data.runs.filter((run) => Object.keys(run.training).length).length > 1;
+  const dashes = ['none', '6 3', '2 3', '8 3 2 3'];
+  return titles.map((title) => {
+    const series = data.runs.flatMap((run, n) => (run.training[title] || []).map((curve, i) => ({
+      name: several ? `${run.name}: ${curve.name}` : curve.name,
+      colour: several ? runColour(n) : classColour(i),
+      dash: dashes[(several ? i : Math.floor(i / 10)) % 4],
+      bold: curve.name === 'loss' || curve.name === 'all gates',
+      points: curve.points,
+    })));
+    const names = several ? data.runs.map((run, n) => [run.name, runColour(n)]) : series.map((s) => [s.name, s.colour]);
+    const units = { losses: 'loss', 'openness of the gates': 'share open' };
+    return card(title, lineChart(series, { xlabel: 'iteration', ylabel: units[title] || 'share', label: title }), legend(names));
+  });
+}
+
+function draw(changed) {
+  const layer = layerSelect ? layerSelect.value : '';
+  for (const node of document.querySelectorAll('.chosen')) node.textContent = layer;
+  for (const holder of document.querySelectorAll('[data-chart]')) {
+    const kind = holder.dataset.chart;
+    if (changed === 'layer' && !['embedding', 'frequency', 'neighbours'].includes(kind)) continue;
+    const cards = kind === 'alignment' ? alignment() : kind === 'training' ? training() : data.runs.map((run, n) => sections[kind](run, n, layer));
+    holder.replaceChildren(...cards);
+  }
+}
+
+// ---------------------------------------------------------------- tables
+function sortBy(table, column, head) {
+  const body = table.tBodies[0], down = head.getAttribute('aria-sort') === 'ascending';
+  const key = (row) => {
+    const cell = row.cells[column];
+    if (!cell) return '';
+    const text = cell.dataset.sort ?? cell.textContent.trim();
+    return text !== '' && !isNaN(text) ? Number(text) : text;
+  };
+  const rows = [...body.rows].map((row) => [key(row), row]);
+  // Empty cells stay at the end, either way.
+  rows.sort(([a], [b]) => {
+    if (a === '' || b === '') return (a === '') - (b === '');
+    const order = typeof a === 'number' && typeof b === 'number' ? a - b : String(a).localeCompare(String(b));
+    return down ? -order : order;
+  });
+  for (const other of table.tHead.rows[0].cells) other.removeAttribute('aria-sort');
+  head.setAttribute('aria-sort', down ? 'descending' : 'ascending');
+  body.append(...rows.map(([, row]) => row));
+}
+
+for (const table of document.querySelectorAll('table.sortable')) {
+  [...table.tHead.rows[0].cells].forEach((head, column) => {
+    head.tabIndex = 0;
+    head.addEventListener('click', () => sortBy(table, column, head));
+    head.addEventListener('keydown', (event) => { if (event.key === 'Enter') sortBy(table, column, head); });
+  });
+}
+
+// ---------------------------------------------------------------- page
+function setTheme(dark) {
+  document.documentElement.dataset.theme = dark ? 'dark' : 'light';
+  draw();
+}
+document.getElementById('theme').addEventListener('click', () => setTheme(!isDark()));
+if (layerSelect) layerSelect.addEventListener('change', () => draw('layer'));
+const system = matchMedia('(prefers-color-scheme: dark)');
+system.addEventListener('change', () => setTheme(system.matches));
+setTheme(system.matches);

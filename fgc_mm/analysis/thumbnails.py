@@ -1,0 +1,90 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""The pictures themselves, small."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import cv2
+import mmcv
+import numpy as np
+from mmengine.config import Config
+
+from .gate_table import GateTable
+from .gather import build_dataset
+
+
+class Thumbnails:
+    """Reads pictures of a table from their files, or from the dataset.
+
+    Args:
+        cfg (Config): Config the table was gathered with.
+        table (GateTable): The table.
+        size (int): Longer side, at most. Defaults to 96.
+    """
+
+    def __init__(self, cfg: Config, table: GateTable, size: int = 96) -> None:
+        self.cfg, self.table, self.size = cfg, table, size
+        self._dataset: Any = None
+        self._known: dict[int, np.ndarray] = {}
+
+    def read(self, number: int) -> np.ndarray:
+        """A picture, H x W x 3 in RGB.
+
+        Args:
+            number (int): Its row in the table.
+        """
+        if number not in self._known:
+            path = self.table.paths[number]
+            if os.path.isfile(path):
+                picture = mmcv.imread(path, channel_order='rgb')
+            else:
+                picture = self._from_dataset(int(self.table.positions[number]))
+            self._known[number] = _shrink(picture, self.size)
+        return self._known[number]
+
+    def uri(self, number: int) -> str:
+        """The picture as a ``data:`` address."""
+        done, data = cv2.imencode(
+            '.jpg', self.read(number)[:, :, ::-1], [cv2.IMWRITE_JPEG_QUALITY, 80]
+        )
+        assert done
+        return 'data:image/jpeg;base64,' + base64.b64encode(data.tobytes()).decode()
+
+    def _from_dataset(self, position: int) -> np.ndarray:
+        if self._dataset is None:
+            self._dataset = build_dataset(self.cfg, self.table.info['split'])
+        inputs = self._dataset[position]['inputs']
+        picture = np.ascontiguousarray(inputs.numpy().transpose(1, 2, 0)).astype(np.uint8)
+        return picture[:, :, ::-1] if _is_bgr(self.cfg) else picture
+
+
+def _is_bgr(cfg: Config) -> bool:
+    """Whether the model turns the channels of its inputs round."""
+    own: Optional[dict] = cfg.model.get('data_preprocessor') or cfg.get('data_preprocessor')
+    return bool(own and (own.get('bgr_to_rgb') or own.get('to_rgb')))
+
+
+def _shrink(picture: np.ndarray, size: int) -> np.ndarray:
+    height, width = picture.shape[:2]
+    scale = size / max(height, width)
+    if scale >= 1:
+        return picture
+    wanted = max(1, round(width * scale)), max(1, round(height * scale))
+    return cv2.resize(picture, wanted, interpolation=cv2.INTER_AREA)
+
+
+def show(axes: Any, picture: np.ndarray, title: str) -> None:
+    """A picture without axes, a line of text above it."""
+    axes.imshow(picture)
+    axes.set_title(title, fontsize=7, pad=2)
+    axes.set_axis_off()
+
+
+def spread_out(numbers: Sequence[int], count: int) -> list[int]:
+    """That many of them, evenly spaced, first and last among them."""
+    places = np.linspace(0, len(numbers) - 1, min(count, len(numbers))).round().astype(int)
+    return [int(numbers[place]) for place in places]

@@ -1,0 +1,69 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+import json
+
+import pytest
+from gate_tables import assert_labelled
+
+from fgc_mm.analysis import training
+from fgc_mm.analysis.tables import read_csv
+from fgc_mm.engine.launch import UsageError
+
+GATE = 'gate/openness/backbone.layer1.0.gate1'
+
+
+def write_log(folder, stamp, rows, end=''):
+    path = folder / stamp / 'vis_data' / 'scalars.json'
+    path.parent.mkdir(parents=True)
+    path.write_text('\n'.join(map(json.dumps, rows)) + '\n' + end)
+
+
+def step(number, **values):
+    return dict(iter=number, step=number, epoch=1, time=0.1, **values)
+
+
+@pytest.fixture
+def work_dir(tmp_path):
+    """A run that was stopped after 30 iterations and resumed from 20."""
+    rows = [step(n, loss=float(n), loss_l0=0.5, **{'gate/openness': 0.9}) for n in (10, 20, 30)]
+    rows.insert(2, {GATE: 0.7, 'step': 20})
+    write_log(tmp_path, '20260101_000000', rows, end='{"loss": 3')
+    later = [step(n, loss=100.0 + n, **{'fgc/overlap': 0.2}) for n in (30, 40)]
+    write_log(
+        tmp_path, '20260101_000001', [*later, {'mIoU': 51.0, 'macs/pruning_ratio': 3, 'step': 2}]
+    )
+    return tmp_path
+
+
+def test_a_resumed_run_is_one_curve(work_dir):
+    curves = training.read_curves(work_dir)
+    assert curves['loss'] == [(10, 10.0), (20, 20.0), (30, 130.0), (40, 140.0)]
+    assert curves['gate/openness'] == [(10, 0.9), (20, 0.9)]
+    assert curves[GATE] == [(20, 0.7)] and 'mIoU' not in curves and 'time' not in curves
+    assert training.last_validation(work_dir) == {'mIoU': 51.0, 'macs/pruning_ratio': 3}
+
+
+def test_table_and_figure(work_dir, tmp_path):
+    out = tmp_path / 'out'
+    training.analyze_training({'a': work_dir, 'b': work_dir}, out)
+    rows = read_csv(out / 'training.csv')
+    assert {'run': 'b', 'name': 'loss', 'iteration': '40', 'value': '140'} in rows
+    curves = training.read_curves(work_dir)
+    one = training.training_figure({'a': curves})
+    assert_labelled(one, 3)
+    assert [axes.get_title() for axes in one.axes] == [
+        'losses',
+        'openness of the gates',
+        'neighbour overlap',
+    ]
+    words = [text.get_text() for text in one.axes[1].get_legend().get_texts()]
+    assert words == ['all gates', 'layer1.0']
+    two = training.training_figure({'a': curves, 'b': curves})
+    words = [text.get_text() for text in two.axes[1].get_legend().get_texts()]
+    assert words == ['a', 'b']
+
+
+def test_folders_without_a_training(tmp_path):
+    with pytest.raises(UsageError, match='missing does not exist'):
+        training.read_curves(tmp_path / 'missing')
+    with pytest.raises(UsageError, match='holds no log of a training'):
+        training.read_curves(tmp_path)

@@ -1,0 +1,178 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""Gates of real networks over the demo data, gathered once and drawn many times."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.registry import MODELS, DefaultScope
+
+from fgc_mm.analysis import gather as gather_module
+from fgc_mm.analysis.gate_table import GateTable
+from fgc_mm.analysis.gather import build_dataset
+from fgc_mm.analysis.tables import read_csv
+from fgc_mm.gates import find_gates
+
+CONFIGS = {
+    'classification': 'resnet18_digits_fgc',
+    'detection': 'faster_rcnn_r18_digits_gated',
+    'segmentation': 'pspnet_r18_digits_gated',
+}
+
+
+@pytest.fixture
+def analyze(run_tool, demo_checkpoint, demo_root, tmp_path):
+    """``analyze(task, command, *options)`` on a small network and six pictures."""
+
+    def call(task, command, *options, config=None, checkpoint=None):
+        name = CONFIGS[task]
+        checkpoint = tmp_path / (checkpoint or f'{task}.pth')
+        if not checkpoint.is_file():
+            demo_checkpoint(name, checkpoint)
+        root = f'{demo_root}/{task}/' + ('VOCdevkit/' if task == 'detection' else '')
+        small = [f'test_dataloader.dataset.data_root={root}', f'demo_data.root={demo_root}']
+        arguments = [config or f'configs/demo/{name}.py', checkpoint, '--max-images', 6, *options]
+        return run_tool('analyze', command, *arguments, '--cfg-options', *small)
+
+    return call
+
+
+def cached(folder):
+    (path,) = (folder / 'analysis' / 'cache').iterdir()
+    return GateTable.load(path)
+
+
+@pytest.mark.parametrize('task', CONFIGS)
+def test_what_the_gates_do_over_pictures(task, analyze, tmp_path, monkeypatch, demo_root):
+    code, _, err = analyze(task, 'cost')
+    assert code == 0, err
+    written = {path.name for path in (tmp_path / 'analysis').iterdir()}
+    assert written == {'cache', 'cost.csv', 'cost_layers.csv', 'cost.png', 'cost.svg'}
+    table = cached(tmp_path)
+    assert len(table) == 6 and table.info['task'] == task
+    cfg = Config.fromfile(f'configs/demo/{CONFIGS[task]}.py')
+    root = f'{demo_root}/{task}/' + ('VOCdevkit/' if task == 'detection' else '')
+    cfg.test_dataloader.dataset.data_root = root
+    dataset = build_dataset(cfg, 'test')
+    # First and last of the split and some between, not the first six of one class.
+    assert table.positions[0] == 0 and table.positions[-1] == len(dataset) - 1
+    assert len(set(np.diff(table.positions).tolist())) <= 2
+    model = built(cfg, tmp_path / f'{task}.pth')
+    for row, position in enumerate(table.positions):
+        item = dataset[int(position)]
+        assert_same_picture(model, table, row, item)
+        assert set(np.flatnonzero(table.present[row])) == classes_of(item['data_samples'])
+    executed = {
+        kind: sum(r['executed'] for r in table.costs if r['kind'] in kinds)
+        for kind, kinds in (
+            ('backbone', ('gated', 'plain', 'gate')),
+            ('all', ('gated', 'plain', 'gate', 'outside')),
+        )
+    }
+    assert executed['backbone'] == pytest.approx(table.macs[:, 0].mean(), rel=1e-6)
+    assert executed['all'] == pytest.approx(table.macs[:, 2].mean(), rel=1e-6)
+    dense = sum(r['dense'] for r in table.costs if r['kind'] in ('gated', 'plain'))
+    assert dense == pytest.approx(table.macs[:, 1].mean(), rel=1e-6)
+    assert table.macs[:, 0].max() < dense
+    # The second figure does not run the network.
+    with monkeypatch.context() as patch:
+        patch.setattr(gather_module, '_run', None)
+        for command in ('frequency', 'neighbours'):
+            code, _, err = analyze(task, command, '--layers', 'last_stage')
+            assert code == 0, err
+            for ending in ('csv', 'png', 'svg'):
+                assert (tmp_path / 'analysis' / f'{command}.{ending}').is_file()
+    if task == 'classification':
+        assert table.info['coupled'] == [n for n in table.layers if '.layer4.' in n]
+        # Other weights are gathered anew.
+        torch.save(dict(state_dict=model.state_dict()), tmp_path / f'{task}.pth')
+        assert analyze(task, 'cost')[0] == 0
+        assert len(list((tmp_path / 'analysis' / 'cache').iterdir())) == 2
+
+
+def built(cfg, checkpoint):
+    with DefaultScope.overwrite_default_scope(cfg.default_scope):
+        model = MODELS.build(cfg.model)
+    model.load_state_dict(torch.load(checkpoint, weights_only=True)['state_dict'])
+    return model.eval()
+
+
+@torch.no_grad()
+def assert_same_picture(model, table, row, item):
+    # One by one: batches of the demo have pictures of one size.
+    batch = model.data_preprocessor(
+        dict(inputs=[item['inputs']], data_samples=[item['data_samples']]), False
+    )
+    model.backbone(batch['inputs'])
+    for name, gate in find_gates(model).items():
+        for kind in ('logits', 'feature'):
+            expected = getattr(gate.record, kind)[0].numpy()
+            found = getattr(table, kind)[name][row]
+            np.testing.assert_allclose(found, expected, rtol=1e-2, atol=1e-3)
+        sure = gate.record.logits[0].abs().numpy() > 1e-2
+        expected = gate.record.mask[0].numpy()
+        assert (table.mask[name][row] == expected)[sure].all()
+
+
+def classes_of(sample):
+    if 'gt_label' in sample:
+        return set(sample.gt_label.tolist())
+    if 'gt_sem_seg' in sample:
+        return set(sample.gt_sem_seg.data.unique().tolist()) - {255}
+    return set(sample.gt_instances.labels.tolist())
+
+
+def test_networks_beside_each_other(analyze, tmp_path):
+    other = ['--versus', 'configs/demo/resnet18_digits_gated.py', tmp_path / 'classification.pth']
+    code, _, err = analyze('classification', 'alignment', *other, '--names', 'FGC', 'gated')
+    assert code == 0, err
+    rows = read_csv(tmp_path / 'analysis' / 'alignment.csv')
+    assert [row['run'] for row in rows] == ['FGC'] * 8 + ['gated'] * 8
+    # The same weights under two names; coupled are the layers of the config that says so.
+    assert [row['overlap'] for row in rows[:8]] == [row['overlap'] for row in rows[8:]]
+    assert [row['coupled'] for row in rows] == ['False'] * 6 + ['True'] * 2 + ['False'] * 8
+
+
+def test_frames_of_saved_epochs(analyze, tmp_path, demo_checkpoint):
+    for epoch in (2, 10):
+        demo_checkpoint(CONFIGS['classification'], tmp_path / f'epoch_{epoch}.pth')
+    (tmp_path / 'epoch_11.pth').touch()  # later than the one that is looked at
+    (tmp_path / 'epoch_2.banks.pth').touch()
+    code, _, err = analyze('classification', 'embedding', '--frames', checkpoint='epoch_10.pth')
+    assert code == 0, err
+    rows = read_csv(tmp_path / 'analysis' / 'embedding.csv')
+    assert list(dict.fromkeys(row['frame'] for row in rows)) == ['epoch 2', 'epoch 10']
+    assert {row['layer'] for row in rows} == {'backbone.layer4.1.gate1'}
+    assert len(rows) == 2 * 2 * 6 and (tmp_path / 'analysis' / 'embedding_layer4.1.png').is_file()
+
+
+def test_options_that_are_wrong(analyze, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'umap', None)  # as without the extra
+    for command, options, message in (
+        ('cost', ['--max-images', '1'], '--max-images 1 must be 2 or more'),
+        ('frequency', ['--layers', 'layer7'], "--layers: 'layer7' names no block; choose from"),
+        ('neighbours', ['--query', '99'], '--query 99 must be 0 to 5'),
+        ('alignment', ['--names', 'a', 'b'], '--names a b must be 1 different names'),
+        ('embedding', ['--frames', '--versus', 'x', 'y'], '--frames and --versus both fill'),
+        ('embedding', ['--colour-by', 'cow'], '--colour-by cow: the classes are 0, 1, 2'),
+        ('embedding', [], "pip install 'fgc-mm[analysis]'"),
+    ):
+        code, _, err = analyze('classification', command, *options)
+        assert code == 2 and message in err and 'Traceback' not in err
+
+
+def test_networks_and_weights_without_gates(analyze, demo_checkpoint, tmp_path):
+    dense = 'configs/demo/resnet18_digits.py'
+    code, _, err = analyze('classification', 'cost', config=dense)
+    assert code == 2 and 'of this config has no gates to look at' in err
+    demo_checkpoint('resnet18_digits', tmp_path / 'classification.pth')
+    code, _, err = analyze('classification', 'cost')
+    assert code == 2 and 'has no weights for gates of this network' in err
+    assert 'backbone.layer1.0.gate1' in err and 'Traceback' not in err
+
+
+def test_a_work_dir_without_a_training(run_tool, tmp_path):
+    code, _, err = run_tool('analyze', 'training', tmp_path)
+    assert code == 2 and 'holds no log of a training' in err

@@ -1,0 +1,204 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""A training with all that is logged, its events in TensorBoard, and its page in a browser."""
+
+import json
+import os
+import re
+import shutil
+import sys
+
+import pytest
+import torch
+from mmengine.config import Config
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from fgc_mm.analysis.report_runs import find_checkpoint, published_figures
+
+PICTURES = f'test_dataloader.dataset.indices={list(range(0, 360, 30))}'.replace(' ', '')
+BROWSERS = ('chromium-headless-shell', 'chromium', 'chromium-browser', 'google-chrome')
+
+
+@pytest.fixture(scope='module')
+def place(tmp_path_factory):
+    """Where the one training of this file goes."""
+    return tmp_path_factory.mktemp('runs')
+
+
+@pytest.fixture
+def trained(run_tool, short_options, place):
+    """Two steps of a coupled network, logged to TensorBoard, and their test."""
+    config, folder = 'configs/demo/resnet18_digits_fgc.py', place / 'coupled'
+    if folder.is_dir():
+        return folder
+    own = place / 'with_tensorboard.py'
+    backends = "[dict(type='LocalVisBackend'), dict(type='TensorboardVisBackend')]"
+    own.write_text(
+        f'_base_ = {os.path.abspath(config)!r}\n'
+        f"visualizer = dict(type='UniversalVisualizer', vis_backends={backends})\n"
+        'default_hooks = dict(logger=dict(interval=1))\n'
+    )
+    hooks = Config.fromfile(config).custom_hooks
+    for hook in hooks:
+        if hook.type != 'GatedMACsHook':
+            hook.log_interval = 1
+        if hook.type == 'FGCHook':
+            hook.k = 2
+    with open(own, 'a') as file:
+        file.write(f'custom_hooks = {hooks!r}\n')
+    options = short_options(config, 'train_cfg.val_interval=1', PICTURES)
+    code, _, err = run_tool('train', own, '--work-dir', folder, *options)
+    assert code == 0, err
+    figures = ['--out', folder / 'figures.json', '--work-dir', place / 'test']
+    code, _, err = run_tool('test', own, find_checkpoint(folder), *figures, *options)
+    assert code == 0, err
+    return folder
+
+
+def test_tensorboard_has_all_that_is_logged(trained):
+    (log,) = trained.glob('*/vis_data/scalars.json')
+    logged = [json.loads(line) for line in log.read_text().splitlines()]
+    events = EventAccumulator(str(log.parent))
+    events.Reload()
+    tags = set(events.Tags()['scalars'])
+    expected = {key for row in logged for key in row} - {'step', 'iter', 'epoch'}
+    assert expected <= tags
+    gate = 'backbone.layer4.1.gate1'
+    for name in (
+        *('loss', 'loss_l0', 'loss_fgc', 'loss_batch_shaping', 'lr', 'accuracy/top1'),
+        *('gate/openness', f'gate/openness/{gate}', 'fgc/overlap', f'fgc/overlap/{gate}'),
+        *('macs/pruning_ratio', 'macs/backbone_executed_G', 'gates/openness', 'gates/dynamic'),
+    ):
+        assert name in tags, name
+    for name in ('loss', f'gate/openness/{gate}'):
+        wanted = [(row['step'], row[name]) for row in logged if name in row]
+        found = [(event.step, event.value) for event in events.Scalars(name)]
+        assert found == [(step, pytest.approx(value, rel=1e-5)) for step, value in wanted]
+
+
+def browser():
+    """A headless Chromium and what drives it, or a skip that says what is missing."""
+    api = pytest.importorskip('playwright.sync_api', reason='playwright drives the browser')
+    path = os.environ.get('FGC_MM_BROWSER') or next(filter(None, map(shutil.which, BROWSERS)), None)
+    if path is None:
+        pytest.skip(
+            f'none of {", ".join(BROWSERS)} is on the PATH: apt-get install '
+            'chromium-headless-shell, or name a Chromium by FGC_MM_BROWSER'
+        )
+    return api, path
+
+
+def test_the_page_in_a_browser(trained, run_tool, tmp_path, demo_root):
+    dense = tmp_path / 'dense'
+    shutil.copytree(trained, dense, ignore=shutil.ignore_patterns('figures.json', '*.pth'))
+    out = tmp_path / 'page' / 'report.html'
+    code, text, err = run_tool('report', trained, dense, '--out', out, '--max-layers', 3)
+    assert code == 0, err
+    assert 'dense: gates are not shown, no checkpoint in' in text
+    html = out.read_text()
+    assert not re.findall(r'(?:src|href)="(?!data:|#)|url\(|@import', html)
+    api, path = browser()
+    with api.sync_playwright() as play:
+        chromium = play.chromium.launch(executable_path=path, args=['--no-sandbox'])
+        page = chromium.new_page(viewport=dict(width=1200, height=900))
+        problems = []
+        page.on('console', lambda m: problems.append(m.text) if m.type != 'log' else None)
+        page.on('pageerror', lambda error: problems.append(str(error)))
+        page.on(
+            'request',
+            lambda r: None if r.url.startswith(('file:', 'data:')) else problems.append(r.url),
+        )
+        page.goto(out.as_uri())
+        check_tables(page)
+        check_layers(page)
+        check_hover(page)
+        assert page.locator('#training svg').count() >= 3
+        assert page.locator('#alignment svg').count() == 4
+        check_themes(page)
+        page.set_viewport_size(dict(width=360, height=740))
+        width = page.evaluate('document.documentElement.scrollWidth')
+        assert width <= 360, 'a phone would have to scroll sideways'
+        chromium.close()
+    assert problems == []
+
+
+def check_tables(page):
+    heads = page.locator('#layer-costs th')
+    cells = '#layer-costs tbody tr td:nth-child(4)'
+    heads.nth(3).click()
+    first = [float(t or 'nan') for t in page.locator(cells).all_inner_texts() if t]
+    assert len(first) > 10 and first == sorted(first) and first[0] < first[-1]
+    heads.nth(3).click()
+    assert [float(t) for t in page.locator(cells).all_inner_texts() if t] == first[::-1]
+    assert heads.nth(3).get_attribute('aria-sort') == 'descending'
+    shown = page.locator('#results tbody').inner_text()
+    assert 'error/top1' in shown and 'macs/pruning_ratio' in shown
+
+
+def check_layers(page):
+    choices = page.locator('#layer option').all_inner_texts()
+    assert len(choices) == 3 and choices[0] == 'layer1.0' and choices[-1] == 'layer4.1'
+    places = '#embedding .card:first-child svg >> nth=0 >> circle'
+    before = [node.get_attribute('cx') for node in page.locator(places).all()]
+    channels = page.locator('#frequency canvas').first.get_attribute('width')
+    assert len(before) == 12
+    page.select_option('#layer', 'layer1.0')
+    after = [node.get_attribute('cx') for node in page.locator(places).all()]
+    assert len(after) == 12 and after != before
+    assert page.locator('#frequency canvas').first.get_attribute('width') != channels
+    assert page.locator('#embedding .chosen').inner_text() == 'layer1.0'
+    assert page.locator('#neighbours figure img').count() > 12
+
+
+def check_hover(page):
+    assert page.locator('#tip').is_hidden()
+    page.locator('#embedding circle').first.scroll_into_view_if_needed()
+    page.locator('#embedding circle').first.hover(force=True)
+    assert re.search(r'picture \d+: \d', page.locator('#tip').inner_text())
+    page.locator('#frequency canvas').first.hover()
+    assert re.search(r'channel \d+\s+open for [\d.]+ %', page.locator('#tip').inner_text())
+
+
+def check_themes(page):
+    colour = 'getComputedStyle(document.body).backgroundColor'
+    light = page.evaluate(colour)
+    page.locator('#theme').click()
+    assert page.evaluate(colour) != light
+    page.emulate_media(color_scheme='dark')
+    page.reload()
+    assert page.evaluate(colour) != light
+    page.emulate_media(color_scheme='light')
+    page.reload()
+    assert page.evaluate(colour) == light
+
+
+def test_folders_without_a_run(run_tool, tmp_path, monkeypatch):
+    code, _, err = run_tool('report', tmp_path)
+    assert code == 2 and f'work dir {tmp_path} is empty' in err and 'Traceback' not in err
+    code, _, err = run_tool('report', tmp_path / 'missing')
+    assert code == 2 and 'missing does not exist' in err
+    monkeypatch.setitem(sys.modules, 'jinja2', None)
+    code, _, err = run_tool('report', tmp_path)
+    assert code == 2 and "pip install 'fgc-mm[analysis]'" in err
+
+
+def test_the_figures_of_the_paper():
+    (fgc, other) = published_figures('configs/resnet20_fgc_cifar10')
+    assert 'the paper' in fgc['source'] and fgc['metrics']['Top 1 Error'] == 7.91
+    assert other['metrics']['Pruning Ratio'] == 57.4
+    # A name that fits two configs says of which each figure is.
+    both = published_figures('faster_rcnn_r50_fgc_voc')
+    assert any('short/' in found['source'] for found in both)
+    assert any('the paper' in found['source'] for found in both)
+    only = published_figures('configs/short/faster_rcnn_r50_fgc_voc')
+    assert only and all('the paper' not in found['source'] for found in only)
+    assert published_figures('nothing_of_the_kind') == []
+
+
+def test_the_last_checkpoint(tmp_path):
+    for name in ('epoch_1.pth', 'epoch_2.pth', 'epoch_2.banks.pth'):
+        torch.save({}, tmp_path / name)
+    (tmp_path / 'last_checkpoint').write_text('/elsewhere/epoch_1.pth')
+    assert find_checkpoint(tmp_path).name == 'epoch_1.pth'
+    (tmp_path / 'last_checkpoint').unlink()
+    os.utime(tmp_path / 'epoch_1.pth', (0, 0))
+    assert find_checkpoint(tmp_path).name == 'epoch_2.pth'
