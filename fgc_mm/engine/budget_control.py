@@ -6,12 +6,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Optional
 
-from .budget_reading import Reading
+from .budget_reading import FARTHEST, Reading
 
 _FASTEST = 0.2
 """Part of the distance to the goal that a step goes until the target is reached."""
-_NEAR = 0.02
-"""Distance of the share from the target within which the integral works."""
 _SHARPEST = 0.03
 """Part by which a step may spread the logits."""
 _PER_LOGIT = 0.25
@@ -72,10 +70,10 @@ class BudgetController:
     The fast one shifts the logits of all gates by a small amount in each step.
     How far they are from the goal is read off the batch by trying shifts on it,
     so the loop depends on neither optimizer nor learning rate, and keeps
-    its force when the rate has decayed. Near the target a slow integral
-    (``push``) takes over what the optimizer goes on to drift; it is damped more
-    than critically, bounded, and waits while the share is further away or the
-    shift at its own bound (anti-windup). From there to the end the gain falls, so that the
+    its force when the rate has decayed. Once the goal stands at the target an
+    integral (``push``) takes over what the optimizer goes on to drift. It is damped
+    critically, waits while the shift is at its bound, and stays below what a reading
+    can overrule (anti-windup). From there to the end the gain falls, so that the
     noise of single batches averages out.
 
     The slow one is the weight of the expected share in the loss, which chooses
@@ -159,11 +157,12 @@ class BudgetController:
         state.openness = [old + rate * (new - old) for old, new in pairs]
 
         shift = state.push + gain * reading.shift
-        near = abs(state.share - self.target) < _NEAR
-        if near and step >= self.reach * self.steps and abs(shift) < self.max_shift:
-            # A quarter of the gain squared would damp critically; this is below.
-            state.push += gain**2 / 16 * reading.shift
-        state.push = self._bounded(state.push)
+        if step >= self.reach * self.steps and abs(shift) < self.max_shift:
+            # Damped critically. Any slower, and what noise has left in it outlives the
+            # gain that could take it back.
+            state.push += gain**2 / 4 * reading.shift
+        most = min(self.max_shift, FARTHEST * gain)
+        state.push = min(most, max(-most, state.push))
         state.weight = self._weight(state.weight, -self._bounded(shift))
         # A share above the cap counts like a push down, none like a slow one up.
         over = self.max_shift * (1.0 if reading.over_cap > 0.001 else -0.1)
