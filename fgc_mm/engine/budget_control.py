@@ -23,7 +23,7 @@ class BudgetState:
 
     Attributes:
         start (float, optional): Share at the start of the training.
-        push (float): Part of the shift that meets a steady drift.
+        push (float): Part of the shift that meets a drift which the weight cannot.
         weight (float): Weight of the expected share in the loss.
         cap_weight (float): Weight of what images execute above the cap.
         expected, hard (float): Smoothed shares.
@@ -70,16 +70,16 @@ class BudgetController:
     The fast one shifts the logits of all gates by a small amount in each step.
     How far they are from the goal is read off the batch by trying shifts on it,
     so the loop depends on neither optimizer nor learning rate, and keeps
-    its force when the rate has decayed. Once the goal stands at the target an
-    integral (``push``) takes over what the optimizer goes on to drift. It is damped
-    critically, waits while the shift is at its bound, and stays below what a reading
-    can overrule (anti-windup). From there to the end the gain falls, so that the
-    noise of single batches averages out.
+    its force when the rate has decayed. From the target to the end the gain falls,
+    so that the noise of single batches averages out.
 
     The slow one is the weight of the expected share in the loss, which chooses
     *what* is closed. Every logit shifted down raises it, every logit shifted up
-    lowers it, between 0 and ``max_weight``. In the end the loss holds the balance
-    and the shifts vanish.
+    lowers it, between 0 and ``max_weight``. So it is the integral of the loop: in the
+    end the loss holds the balance and the shifts vanish. Two integrals would swing, so
+    only where the weight is at a bound, and the optimizer drifts on, one
+    of the shifts (``push``) takes its place. It is damped critically, waits while the
+    shift is at its own bound, and stays below what a reading can overrule (anti-windup).
 
     On the way to the target the goal is met by the expected share and at the
     target by the hard one, which evaluation counts: hard decisions of gates
@@ -157,10 +157,13 @@ class BudgetController:
         state.openness = [old + rate * (new - old) for old, new in pairs]
 
         shift = state.push + gain * reading.shift
+        wanted = reading.shift
+        spent = state.weight <= 0 < wanted or state.weight >= self.max_weight and wanted < 0
         if step >= self.reach * self.steps and abs(shift) < self.max_shift:
-            # Damped critically. Any slower, and what noise has left in it outlives the
-            # gain that could take it back.
-            state.push += gain**2 / 4 * reading.shift
+            if spent or state.push * wanted < 0:
+                # Damped critically. Any slower, and what noise has left in it outlives
+                # the gain that could take it back.
+                state.push += gain**2 / 4 * wanted
         most = min(self.max_shift, FARTHEST * gain)
         state.push = min(most, max(-most, state.push))
         state.weight = self._weight(state.weight, -self._bounded(shift))
