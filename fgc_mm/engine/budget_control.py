@@ -157,13 +157,11 @@ class BudgetController:
         state.openness = [old + rate * (new - old) for old, new in pairs]
 
         shift = state.push + gain * reading.shift
-        wanted = reading.shift
-        spent = state.weight <= 0 < wanted or state.weight >= self.max_weight and wanted < 0
-        if step >= self.reach * self.steps and abs(shift) < self.max_shift:
-            if spent or state.push * wanted < 0:
-                # Damped critically. Any slower, and what noise has left in it outlives
-                # the gain that could take it back.
-                state.push += gain**2 / 4 * wanted
+        settled = step >= self.reach * self.steps and abs(shift) < self.max_shift
+        if settled and (self._spent(reading.shift) or state.push * reading.shift < 0):
+            # Damped critically. Any slower, and what noise has left in it outlives the
+            # gain that could take it back.
+            state.push += gain**2 / 4 * reading.shift
         most = min(self.max_shift, FARTHEST * gain)
         state.push = min(most, max(-most, state.push))
         state.weight = self._weight(state.weight, -self._bounded(shift))
@@ -206,6 +204,11 @@ class BudgetController:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where another controller was."""
         self.state = BudgetState(**state)
+
+    def _spent(self, wanted: float) -> bool:
+        """Whether the weight has nothing left to give in that direction."""
+        weight = self.state.weight
+        return weight <= 0 if wanted > 0 else weight >= self.max_weight
 
     def _bounded(self, shift: float) -> float:
         return min(self.max_shift, max(-self.max_shift, shift))
