@@ -3,11 +3,12 @@
 
 For each demo task: networks of several seeds trained for every target with BudgetHook, and with
 the same schedule for several fixed rho with L0Hook. The table has where the networks ended and,
-at the very cost each one ended at, its metric less that of the fixed-rho networks of its seed,
-interpolated linearly between the two whose costs lie around. What is done is not done
-again, so the same command goes on where it was stopped.
+at the very cost each one ended at, its metric less that of the fixed-rho networks (each rho the
+mean of its seeds), interpolated linearly between the two whose costs lie around. What is done is
+not done again, so the same command goes on where it was stopped.
 
     python benchmarks/budget.py
+    python benchmarks/budget.py --rho-seeds 0    # several seeds of the budgets only
     python benchmarks/budget.py --tasks classification --targets 0.5 --seeds 0 --rho   # a part
 """
 
@@ -68,6 +69,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--tasks', nargs='+', choices=TASKS, default=list(TASKS))
     parser.add_argument('--targets', type=float, nargs='*', default=[0.3, 0.5, 0.7])
     parser.add_argument('--rho', type=float, nargs='*', help="in place of each task's own")
+    parser.add_argument('--rho-seeds', type=int, nargs='+', help='as --seeds by default')
     add_run_arguments(parser)
     return parser.parse_args()
 
@@ -88,10 +90,15 @@ def dense_run(task: Task, folder: Path) -> Optional[Run]:
 def budget_runs(name: str, args: argparse.Namespace, folder: Path) -> list[Run]:
     """All networks of a task."""
     task = TASKS[name]
-    points = [Point(f'{name} target={t}', {'BudgetHook.target': t}, BUDGET) for t in args.targets]
     rhos = task.rho if args.rho is None else args.rho
-    points += [Point(f'{name} rho={r}', {'L0Hook.rho': r}, FIXED) for r in rhos]
-    return make_runs(config_of(task.budget), points, args.seeds, folder, args.cfg_options, TOOLS)
+    targets = [Point(f'{name} target={t}', {'BudgetHook.target': t}, BUDGET) for t in args.targets]
+    fixed = [Point(f'{name} rho={r}', {'L0Hook.rho': r}, FIXED) for r in rhos]
+    config = config_of(task.budget)
+    return [
+        run
+        for points, seeds in ((targets, args.seeds), (fixed, args.rho_seeds or args.seeds))
+        for run in make_runs(config, points, seeds, folder, args.cfg_options, TOOLS)
+    ]
 
 
 @dataclass(frozen=True)
@@ -122,12 +129,22 @@ def results_of(runs: Sequence[Run], metric: Optional[str]) -> tuple[str, list[Re
     ]
 
 
-def between(curve: Sequence[Result], share: float) -> float:
+def curve(results: Sequence[Result], series: str) -> list[tuple[float, float]]:
+    """Share and metric of each setting, means of its seeds, by share."""
+    own = [result for result in results if result.run.series == series]
+    points = []
+    for setting in dict.fromkeys(result.setting for result in own):
+        runs = [result for result in own if result.setting == setting]
+        share = statistics.fmean(run.share for run in runs)
+        points.append((share, statistics.fmean(run.metric for run in runs)))
+    return sorted(points)
+
+
+def between(points: Sequence[tuple[float, float]], share: float) -> float:
     """The metric of a curve at a share; NaN outside of it, where nobody knows."""
-    for left, right in pairwise(sorted(curve, key=lambda result: result.share)):
-        if left.share <= share <= right.share:
-            part = (share - left.share) / max(right.share - left.share, 1e-9)
-            return left.metric + part * (right.metric - left.metric)
+    for (left, low), (right, high) in pairwise(points):
+        if left <= share <= right:
+            return low + (share - left) / max(right - left, 1e-9) * (high - low)
     return math.nan
 
 
@@ -146,15 +163,12 @@ def table(name: str, metric: str, results: Sequence[Result]) -> list[str]:
     """Targets against where the networks ended, and against fixed rho there."""
     rows = []
     digits = 3 if max(result.metric for result in results) <= 1 else 2
-    fixed = [result for result in results if result.run.series == FIXED]
+    fixed = curve(results, FIXED)
     for target in dict.fromkeys(r.setting for r in results if r.run.series == BUDGET):
         own = [r for r in results if r.run.series == BUDGET and r.setting == target]
         shares = [100 * result.share for result in own]
         missed = max((share - 100 * target for share in shares), key=abs)
-        there = [
-            between([f for f in fixed if f.run.seed == result.run.seed], result.share)
-            for result in own
-        ]
+        there = [between(fixed, result.share) for result in own]
         gained = [result.metric - value for result, value in zip(own, there, strict=True)]
         cells = [
             f'{name}, {metric}',
@@ -209,15 +223,9 @@ def draw_tradeoff(axes: Axes, results: Sequence[Result], metric: str) -> None:
     """Metric against cost of both ways."""
     for number, series in enumerate((BUDGET, FIXED)):
         own = [result for result in results if result.run.series == series]
-        means = [
-            tuple(
-                statistics.fmean(getattr(r, what) for r in own if r.setting == setting)
-                for what in ('share', 'metric')
-            )
-            for setting in dict.fromkeys(result.setting for result in own)
-        ]
         if own:
-            axes.plot(*zip(*sorted(means), strict=True), color=f'C{number}', label=series)
+            means = zip(*curve(results, series), strict=True)
+            axes.plot(*means, color=f'C{number}', label=series)
             axes.scatter([r.share for r in own], [r.metric for r in own], s=10, color=f'C{number}')
     axes.set_xlabel("executed share of the backbone's MACs")
     axes.set_ylabel(metric)

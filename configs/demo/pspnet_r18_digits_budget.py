@@ -10,6 +10,6 @@ param_scheduler = [
 ]
 default_hooks = dict(checkpoint=dict(interval=max_epochs))
 custom_hooks = [
-    dict(type='BudgetHook', target=0.5, reach=0.5),
+    dict(type='BudgetHook', target=0.5, reach=0.4),
     dict(type='GatedMACsHook'),
 ]

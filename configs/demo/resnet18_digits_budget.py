@@ -2,7 +2,7 @@
 # configs/demo/resnet18_digits.py first. Short, because only gates are new.
 _base_ = 'resnet18_digits_gated.py'
 load_from = 'work_dirs/resnet18_digits/epoch_24.pth'
-max_epochs = 4
+max_epochs = 6
 optim_wrapper = dict(
     optimizer=dict(lr=0.02),
     paramwise_cfg=dict(custom_keys={'gate': dict(lr_mult=10., decay_mult=0.)}))
@@ -12,6 +12,6 @@ param_scheduler = [
 ]
 default_hooks = dict(checkpoint=dict(interval=max_epochs))
 custom_hooks = [
-    dict(type='BudgetHook', target=0.5, reach=0.5),
+    dict(type='BudgetHook', target=0.5, reach=0.3),
     dict(type='GatedMACsHook'),
 ]

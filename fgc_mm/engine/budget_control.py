@@ -6,12 +6,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Optional
 
-from .budget_reading import Reading
+from .budget_reading import FARTHEST, Reading
 
 _FASTEST = 0.2
 """Part of the distance to the goal that a step goes until the target is reached."""
-_NEAR = 0.02
-"""Distance of the share from the target within which the integral works."""
 _SHARPEST = 0.03
 """Part by which a step may spread the logits."""
 _PER_LOGIT = 0.25
@@ -25,7 +23,7 @@ class BudgetState:
 
     Attributes:
         start (float, optional): Share at the start of the training.
-        push (float): Part of the shift that meets a steady drift.
+        push (float): Part of the shift that meets a drift which the weight cannot.
         weight (float): Weight of the expected share in the loss.
         cap_weight (float): Weight of what images execute above the cap.
         expected, hard (float): Smoothed shares.
@@ -72,16 +70,16 @@ class BudgetController:
     The fast one shifts the logits of all gates by a small amount in each step.
     How far they are from the goal is read off the batch by trying shifts on it,
     so the loop depends on neither optimizer nor learning rate, and keeps
-    its force when the rate has decayed. Near the target a slow integral
-    (``push``) takes over what the optimizer goes on to drift; it is damped more
-    than critically, bounded, and waits while the share is further away or the
-    shift at its own bound (anti-windup). From there to the end the gain falls, so that the
-    noise of single batches averages out.
+    its force when the rate has decayed. From the target to the end the gain falls,
+    so that the noise of single batches averages out.
 
     The slow one is the weight of the expected share in the loss, which chooses
     *what* is closed. Every logit shifted down raises it, every logit shifted up
-    lowers it, between 0 and ``max_weight``. In the end the loss holds the balance
-    and the shifts vanish.
+    lowers it, between 0 and ``max_weight``. So it is the integral of the loop: in the
+    end the loss holds the balance and the shifts vanish. Two integrals would swing, so
+    only where the weight is at a bound, and the optimizer drifts on, one
+    of the shifts (``push``) takes its place. It is damped critically, waits while the
+    shift is at its own bound, and stays below what a reading can overrule (anti-windup).
 
     On the way to the target the goal is met by the expected share and at the
     target by the hard one, which evaluation counts: hard decisions of gates
@@ -159,11 +157,13 @@ class BudgetController:
         state.openness = [old + rate * (new - old) for old, new in pairs]
 
         shift = state.push + gain * reading.shift
-        near = abs(state.share - self.target) < _NEAR
-        if near and step >= self.reach * self.steps and abs(shift) < self.max_shift:
-            # A quarter of the gain squared would damp critically; this is below.
-            state.push += gain**2 / 16 * reading.shift
-        state.push = self._bounded(state.push)
+        settled = step >= self.reach * self.steps and abs(shift) < self.max_shift
+        if settled and (self._spent(reading.shift) or state.push * reading.shift < 0):
+            # Damped critically. Any slower, and what noise has left in it outlives the
+            # gain that could take it back.
+            state.push += gain**2 / 4 * reading.shift
+        most = min(self.max_shift, FARTHEST * gain)
+        state.push = min(most, max(-most, state.push))
         state.weight = self._weight(state.weight, -self._bounded(shift))
         # A share above the cap counts like a push down, none like a slow one up.
         over = self.max_shift * (1.0 if reading.over_cap > 0.001 else -0.1)
@@ -204,6 +204,11 @@ class BudgetController:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where another controller was."""
         self.state = BudgetState(**state)
+
+    def _spent(self, wanted: float) -> bool:
+        """Whether the weight has nothing left to give in that direction."""
+        weight = self.state.weight
+        return weight <= 0 if wanted > 0 else weight >= self.max_weight
 
     def _bounded(self, shift: float) -> float:
         return min(self.max_shift, max(-self.max_shift, shift))

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from ..complexity import BackboneShare
 
-_REACH = 2.0  # logits, to either side
+FARTHEST = 2.0
+"""Logits a reading can say to go, to either side."""
 _HALVINGS = 12
 
 
@@ -71,7 +72,7 @@ class BatchReader:
         self._moves = 1 - torch.tensor(fixed).to(self.logits)[owner]
         cuts = [_logit(getattr(gate, 'threshold', 0.5)) for gate in share.gates.values()]
         self._cuts = self.logits.new_tensor(cuts)[owner]
-        self.room = self.logits.new_full((len(logits),), 2 * _REACH)
+        self.room = self.logits.new_full((len(logits),), 2 * FARTHEST)
         if floor:
             tops = [a.float().flatten().quantile(1 - floor) for a in logits]
             self.room = torch.stack(tops) - self.room.new_tensor(cuts)
@@ -93,8 +94,8 @@ class BatchReader:
         Returns:
             Tensor: A scalar; nothing leaves the device.
         """
-        low = self.logits.new_tensor(-_REACH)
-        high = self.logits.new_tensor(_REACH)
+        low = self.logits.new_tensor(-FARTHEST)
+        high = self.logits.new_tensor(FARTHEST)
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
             moved = self.logits + torch.maximum(middle, self._least) * self._moves

@@ -23,7 +23,7 @@ def logit_at(share):
     return math.log(open_ / (1 - open_)) / 2
 
 
-def train(steps, rate, noise, momentum=0.9, target=0.4, balance=1.0, switch=1.0):
+def train(steps, rate, noise, momentum=0.9, target=0.4, balance=1.0, switch=1.0, seed=0):
     """The share over a training whose optimizer presses with the weight in the loss.
 
     The task holds against it with the force of a weight of ``balance``; with a high
@@ -32,7 +32,7 @@ def train(steps, rate, noise, momentum=0.9, target=0.4, balance=1.0, switch=1.0)
     differs from the next, in logits.
     """
     controller = BudgetController(target=target, steps=steps)
-    chance = random.Random(0)
+    chance = random.Random(seed)
     logit, speed, shares = 2.0, 0.0, []
     for step in range(steps):
         goal = controller.goal(step)
@@ -66,11 +66,19 @@ def test_on_target_without_oscillation(steps, rate, optimizer):
 
 
 @pytest.mark.parametrize('rate', [0.0, 0.03])
-def test_noise_of_the_batches_averages_out(rate):
-    shares = train(2000, rate, noise=0.3)
-    last = shares[1800:]
-    assert max(abs(share - 0.4) for share in last) < 0.03
-    assert sum(last) / len(last) == pytest.approx(0.4, abs=0.01)
+@pytest.mark.parametrize('seed', range(4))
+def test_noise_of_the_batches_averages_out(rate, seed):
+    """Noise of 0.3 logits is 12 points of the share here; nothing of it may be kept."""
+    shares = train(2000, rate, noise=0.3, seed=seed)
+    assert shares[-1] == pytest.approx(0.4, abs=0.02)
+    assert max(abs(share - 0.4) for share in shares[1900:]) < 0.03
+
+
+@pytest.mark.parametrize('rate', [0.003, 0.01])
+def test_a_drift_that_no_weight_meets_is_met(rate):
+    """The task opens gates harder than the largest weight in the loss closes them."""
+    shares = train(2000, rate, noise=0.0, balance=10.0)
+    assert shares[-1] == pytest.approx(0.4, abs=0.02)
 
 
 def test_nothing_winds_up():
@@ -80,10 +88,10 @@ def test_nothing_winds_up():
         (shift,) = controller.update(reading(shift=-2.0, hard=1.0), min(step, 999))
         assert -controller.max_shift <= shift < 0
     assert controller.state.weight == controller.max_weight
-    assert controller.state.push >= -controller.max_shift
-    # Pushed up: at once, and the weight is gone after as many logits as it came with.
-    (shift,) = controller.update(reading(shift=2.0), 600)
+    # Pushed up: at once, also while the gain is low.
+    (shift,) = controller.update(reading(shift=2.0), 999)
     assert shift >= 0
+    # The weight is gone after as many logits as it came with.
     steps = 0
     while controller.state.weight and steps < 1000:
         controller.update(reading(shift=2.0), 600)

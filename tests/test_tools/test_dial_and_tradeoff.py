@@ -128,13 +128,23 @@ def test_the_budget_demos_train(name, run_tool, short_options, tmp_path):
     assert state['start'] > 0.6
 
 
-def test_a_budget_that_cannot_be_is_one_message(run_tool, short_options, tmp_path):
-    config = tmp_path / 'low.py'
-    config.write_text(
-        f"_base_ = '{PROJECT / CONFIG}'\ncustom_hooks = [dict(type='BudgetHook', target=0.001)]\n"
-    )
-    options = short_options(CONFIG)
+@pytest.mark.parametrize(
+    ('hooks', 'base', 'message'),
+    [
+        ("dict(type='BudgetHook', target=0.001)", CONFIG, 'target=0.001 cannot be reached'),
+        ("dict(type='BudgetHook', target=1.5)", CONFIG, 'target=1.5 must be within (0, 1]'),
+        ("dict(type='BudgetHook', target=0.5), dict(type='L0Hook')", CONFIG, 'keep one of them'),
+        ("dict(type='BudgetHook', target=0.5)", 'configs/demo/resnet18_digits.py', 'has no gates'),
+    ],
+)
+def test_a_budget_that_cannot_be_is_one_message(
+    hooks, base, message, run_tool, short_options, tmp_path
+):
+    config = tmp_path / 'budget.py'
+    config.write_text(f"_base_ = '{PROJECT / base}'\ncustom_hooks = [{hooks}]\n")
+    options = short_options(base)
     code, _, err = run_tool('train', config, '--work-dir', tmp_path, *options)
     assert code == 2
-    assert 'BudgetHook: target=0.001 cannot be reached' in err
+    assert 'BudgetHook: ' in err and message in err
     assert 'Traceback' not in err
+    assert not list(tmp_path.glob('*.pth'))
