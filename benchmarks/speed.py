@@ -22,7 +22,7 @@ MACs); the MACs are those of open channels and of the gates themselves.
     python benchmarks/speed.py --trained CONFIG CHECKPOINT
     python benchmarks/speed.py --report a.json b.json --plot speed.png
 
-The last takes a trained model with the gates as they decide on its own test
+--trained takes the backbone of a trained model with the gates as they decide on its test
 pictures; the static network there has the mean number of open channels of each
 gate.
 """

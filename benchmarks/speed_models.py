@@ -207,7 +207,11 @@ def task_networks(
 
 
 def trained_networks(config: str, checkpoint: str, args: argparse.Namespace) -> Iterator[Networks]:
-    """A trained model on its own test pictures, one by one."""
+    """The backbone of a trained model on its own test pictures, one by one.
+
+    Not what comes after it: the static network is not trained, so its heads would
+    have other things to do.
+    """
     cfg = Config.fromfile(config)
     cfg.work_dir, cfg.launcher = cfg.get('work_dir') or 'work_dirs/speed', 'none'
     cfg.test_dataloader.update(batch_size=1, num_workers=0, persistent_workers=False)
@@ -216,14 +220,14 @@ def trained_networks(config: str, checkpoint: str, args: argparse.Namespace) -> 
     gated = runner.model.eval()
     load_fitting(gated, checkpoint)
     loader = runner.build_dataloader(cfg.test_dataloader)
-    inputs, usage = [], GateUsage(gated)
+    inputs: list[tuple[tuple, dict]] = []
+    usage = GateUsage(gated)
     usage.attach()
     with torch.no_grad():
         for _, batch in zip(range(args.pictures), loader, strict=False):
             data = gated.data_preprocessor(batch, False)
-            x, samples = data['inputs'], data['data_samples']
-            inputs.append(((x,), dict(data_samples=samples, mode='predict')))
-            gated(*inputs[-1][0], **inputs[-1][1])
+            inputs.append(((data['inputs'],), {}))
+            gated.backbone(data['inputs'])
     usage.detach()
     shares = {name: float(share.mean()) for name, share in usage.shares().items()}
     gates = find_gates(gated)
@@ -236,7 +240,7 @@ def trained_networks(config: str, checkpoint: str, args: argparse.Namespace) -> 
         return runner.build_model(own)
 
     widths = static_widths(gated.backbone, lambda name: shares[f'backbone.{name}'])
-    models = kinds(gated, build, widths, args)
+    models = {kind: backbone_of(model) for kind, model in kinds(gated, build, widths, args).items()}
     height, breadth = inputs[0][0][0].shape[-2:]
     yield Networks(_short(config), f'{height}x{breadth}', 1, mean, models, inputs)
 
