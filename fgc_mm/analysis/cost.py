@@ -57,7 +57,7 @@ def cost_figure(table: GateTable, pictures: Thumbnails, extremes: int = 6) -> Fi
     count = min(extremes, len(rows))
     with style.style():
         figure = style.new_figure(8.5, 5.2)
-        top, bottom = figure.subfigures(2, 1, height_ratios=[1.3, 1])
+        top, bottom = figure.subfigures(2, 1, squeeze=False, height_ratios=[1.3, 1])[:, 0]
         plots = top.subplots(1, 2 if with_objects else 1, squeeze=False)[0]
         plots[0].hist(macs, bins=min(40, max(5, len(rows) // 8)), color=style.RUNS[0])
         plots[0].axvline(macs.mean(), color=style.RUNS[1], linestyle='--')

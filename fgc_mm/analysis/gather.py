@@ -178,7 +178,7 @@ def _run(
     try:
         with progress(f'gates of {Path(checkpoint).name}', wanted) as advance:
             for batch in loader:
-                outputs = model.test_step(batch)
+                outputs = model.test_step(batch)  # type: ignore[operator]
                 images = [read_macs(sample) for sample in outputs]
                 costs.settle(images)
                 for sample in batch['data_samples']:

@@ -84,7 +84,7 @@ def neighbours_figure(
     main = table.main_class
     with style.style():
         height = 1.25 * len(rows) + 0.4
-        figure = style.new_figure(1.05 * columns, height, layout='none')
+        figure = style.new_figure(1.05 * columns, height, layout=None)
         margins = dict(left=0.005, right=0.995, bottom=0.005, top=1 - 0.5 / height)
         axes = figure.subplots(
             len(rows), columns, squeeze=False, gridspec_kw=dict(wspace=0.08, hspace=0.25, **margins)

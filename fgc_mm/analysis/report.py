@@ -127,7 +127,7 @@ def cost_rows(runs: Sequence[ReportRun]) -> list[dict[str, Any]]:
     """A row for each layer of the backbone: dense MACs, and executed ones by run, in 10^6."""
     tables = {run.name: run.table for run in runs if run.table is not None}
     names: dict[str, str] = {}
-    by_run: dict[str, dict[str, Mapping[str, float]]] = {}
+    by_run: dict[str, dict[str, dict[str, Any]]] = {}
     for name, table in tables.items():
         costs: dict[str, dict[str, Any]] = {}
         for row in table.costs:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Optional
 
 import matplotlib
 import numpy as np
@@ -25,7 +25,7 @@ MARKERS = 'osD^vP*X'
 SEQUENTIAL = 'cividis'
 DIVERGING = 'PuOr'
 
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     'font.size': 9,
     'axes.titlesize': 10,
     'axes.labelsize': 9,
@@ -50,14 +50,14 @@ def style() -> Iterator[None]:
 
 
 def new_figure(
-    width: float, height: float, layout: Literal['constrained', 'none'] = 'constrained'
+    width: float, height: float, layout: Optional[Literal['constrained']] = 'constrained'
 ) -> Figure:
     """An empty figure; call it within :func:`style`.
 
     Args:
         width (float): In inches.
         height (float): In inches.
-        layout (str): ``'none'`` for galleries, whose many axes take long to
+        layout (str, optional): None for galleries, whose many axes take long to
             arrange. Defaults to 'constrained'.
     """
     figure = Figure(figsize=(width, height), layout=layout)
