@@ -98,9 +98,7 @@ def test_no_layer_falls_below_its_floor(make_runner, toy):
 def test_no_image_stays_above_the_cap(make_runner, toy):
     data = toy.images(12)
     data.images += torch.linspace(-2, 2, 12).view(-1, 1, 1, 1)  # pictures that differ in cost
-    loader = dict(
-        dataset=data, sampler=dict(type='InfiniteSampler', shuffle=False), batch_size=12
-    )
+    loader = dict(dataset=data, sampler=dict(type='InfiniteSampler', shuffle=False), batch_size=12)
     gate = dict(type='BinConcreteGate', norm_cfg=dict(type='LN'))
     highest = {}
     for cap in (None, 0.54):
