@@ -214,6 +214,7 @@ def trained_networks(config: str, checkpoint: str, args: argparse.Namespace) -> 
     """
     cfg = Config.fromfile(config)
     cfg.work_dir, cfg.launcher = cfg.get('work_dir') or 'work_dirs/speed', 'none'
+    cfg.log_level = 'ERROR'
     cfg.test_dataloader.update(batch_size=1, num_workers=0, persistent_workers=False)
     launch.prepare(cfg, splits=('test',))
     runner = launch.build_runner(cfg)

@@ -45,7 +45,7 @@ def add_derived(metrics: dict[str, Any]) -> dict[str, Any]:
     for name, value in metrics.items():
         prefix, _, last = name.rpartition('accuracy/')
         if last.startswith('top') and name.endswith(f'accuracy/{last}'):
-            derived[f'{prefix}error/{last}'] = 100 - float(value)
+            derived[f'{prefix}error/{last}'] = max(100 - float(value), 0.0)  # of rounding
         elif name.rpartition('/')[2] == 'aAcc':
             derived[name[: -len('aAcc')] + 'pixel_accuracy'] = float(value)
     return {**metrics, **derived}

@@ -94,7 +94,8 @@ def test_what_the_gates_do_over_pictures(task, analyze, tmp_path, monkeypatch, d
 
 def built(cfg, checkpoint):
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
-        model = MODELS.build(cfg.model)
+        shared = {key: cfg[key] for key in ('data_preprocessor',) if key in cfg}  # as a Runner does
+        model = MODELS.build({**shared, **cfg.model})
     model.load_state_dict(torch.load(checkpoint, weights_only=True)['state_dict'])
     return model.eval()
 
