@@ -185,6 +185,9 @@ def task_networks(
         norm_cfg=dict(type='BN'),
         zero_init_residual=False,
     )
+    if name == 'faster_rcnn':
+        # Random weights leave each network another number of proposals: take 1000 each.
+        model_cfg.test_cfg.rpn.nms.iou_threshold = 1.0
     for head in ('decode_head', 'auxiliary_head'):
         if head in model_cfg:
             model_cfg[head].norm_cfg = dict(type='BN')
