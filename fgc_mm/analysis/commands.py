@@ -135,8 +135,8 @@ def _read(args: argparse.Namespace, config: Optional[str] = None) -> Config:
 
 
 def _gates(args: argparse.Namespace, cfg: Config, checkpoint: str) -> GateTable:
-    cache = None if args.no_cache else Path(checkpoint).parent / 'analysis' / 'cache'
-    return gather(cfg, checkpoint, args.split, args.max_images, cache)
+    cache = Path(checkpoint).parent / 'analysis' / 'cache'
+    return gather(cfg, checkpoint, args.split, args.max_images, cache, not args.no_cache)
 
 
 def choose_layers(table: GateTable, wanted: Optional[Sequence[str]]) -> list[str]:

@@ -74,12 +74,10 @@ class GateTable:
         """N: the class there is most of, -1 without any.
 
         Classes that are in every picture (a background) say nothing about one
-        and are left out, unless there is no other.
+        and are left out, unless there is no other in the picture.
         """
-        amount = self.amount
-        everywhere = self.present.all(axis=0)
-        if not everywhere.all():
-            amount = np.where(everywhere, 0, amount)
+        others = np.where(self.present.all(axis=0), 0, self.amount)
+        amount = np.where(others.any(axis=1, keepdims=True), others, self.amount)
         return np.where(amount.any(axis=1), amount.argmax(axis=1), -1)
 
     def common_classes(self, limit: int = 40) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import logging
 import tempfile
 import uuid
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 import torch.nn as nn
 from mmengine.config import Config
+from mmengine.logging import print_log
 from mmengine.registry import DATASETS, DefaultScope
 from mmengine.runner import Runner
 from torch.utils.data import Subset
@@ -34,7 +36,7 @@ class NoGatesError(UsageError):
     """A network without gates, or weights without them."""
 
 
-_FORMAT = 1  # of the cache; raised when what is gathered changes
+_FORMAT = 2  # of the cache; raised when what is gathered changes
 
 
 def gather(
@@ -43,6 +45,7 @@ def gather(
     split: str = 'test',
     max_images: Optional[int] = None,
     cache_dir: Optional[Path] = None,
+    read_cache: bool = True,
 ) -> GateTable:
     """What the gates of a checkpoint do over a split, from the cache if it is there.
 
@@ -53,6 +56,8 @@ def gather(
         max_images (int, optional): Take that many pictures, evenly spread over
             the split. Defaults to None, all.
         cache_dir (Path, optional): Folder of the cache. Defaults to None: none.
+        read_cache (bool): Whether to take what is in it; otherwise it is made anew.
+            Defaults to True.
 
     Raises:
         UsageError: If there are no gates, no pictures or no annotations.
@@ -66,7 +71,7 @@ def gather(
     path = None
     if cache_dir is not None:
         path = cache_dir / f'gates_{_key(cfg, checkpoint, split, max_images)}.npz'
-        if path.is_file():
+        if read_cache and path.is_file():
             return GateTable.load(path)
     cfg = copy.deepcopy(cfg)  # what is filled in below is no part of the key
     launch.prepare_data(cfg, (split,))
@@ -74,9 +79,23 @@ def gather(
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as logs:
         runner = _runner(copy.deepcopy(cfg), checkpoint, logs)
         table = _run(runner, cfg, checkpoint, split, max_images)
+    _check_finite(table, checkpoint)
     if path is not None:
-        table.save(path)
+        try:
+            table.save(path)
+        except OSError as error:  # a folder that is not ours: go on without
+            print_log(f'no cache: {error}', logger='current', level=logging.WARNING)
     return table
+
+
+def _check_finite(table: GateTable, checkpoint: str) -> None:
+    for name in table.layers:
+        for values in (table.logits[name], table.feature[name]):
+            if not np.isfinite(values).all():
+                raise UsageError(
+                    f'{checkpoint}: gate {name} gives NaN or Inf; the training has diverged, take '
+                    'an earlier checkpoint'
+                )
 
 
 def build_dataset(cfg: Config, split: str) -> Any:
@@ -95,7 +114,8 @@ def _key(cfg: Config, checkpoint: str, split: str, max_images: Optional[int]) ->
         while block := file.read(1 << 20):
             digest.update(block)
     plain = cfg.to_dict()
-    parts = (plain['model'], plain[f'{split}_dataloader'], plain.get('custom_hooks'))
+    keys = ('model', f'{split}_dataloader', 'custom_hooks', 'data_preprocessor', 'default_scope')
+    parts = [plain.get(key) for key in keys]
     digest.update(repr((_FORMAT, parts, split, max_images)).encode())
     return digest.hexdigest()[:16]
 
@@ -104,6 +124,8 @@ def _runner(cfg: Config, checkpoint: str, work_dir: str) -> Runner:
     cfg.work_dir, cfg.load_from, cfg.resume = work_dir, checkpoint, False
     cfg.log_level, cfg.experiment_name = 'ERROR', f'analysis-{uuid.uuid4()}'
     cfg.custom_hooks = []
+    if cfg.get('visualizer'):  # not the services a training reports to
+        cfg.visualizer.vis_backends = [dict(type='LocalVisBackend')]
     runner = launch.build_runner(cfg)
     gates = find_gates(unwrap(runner.model))
     if not gates:

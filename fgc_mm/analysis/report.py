@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
+from ..datasets import BrokenPictureError
 from ..engine.launch import UsageError
 from .extra import need
 from .gather import gather
@@ -19,6 +20,7 @@ from .report_runs import ReportRun, read_run
 TEMPLATES = Path(__file__).parent / 'templates'
 _SAME = {
     'error/top1': ('Top 1 Error', 1.0),
+    'error/top5': ('Top 5 Error', 1.0),
     'pascal_voc/mAP': ('mAP', 0.01),
     'coco/bbox_mAP': ('mAP', 0.01),
     'mIoU': ('mIoU', 1.0),
@@ -94,7 +96,7 @@ def _look_at_gates(run: ReportRun, split: str, max_images: Optional[int], networ
         cache = run.folder / 'analysis' / 'cache'
         try:
             run.table = gather(run.cfg, str(run.checkpoint), split, max_images, cache)
-        except UsageError as error:  # a dense network, or data that is elsewhere now
+        except (UsageError, BrokenPictureError) as error:  # a dense network, data elsewhere now
             run.note = str(error)
 
 

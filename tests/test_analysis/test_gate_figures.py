@@ -7,13 +7,16 @@ import sys
 import numpy as np
 import pytest
 from gate_tables import LAYERS, Pictures, assert_labelled, make_table
+from mmengine.config import Config
 from sklearn.cluster import KMeans
 from sklearn.metrics import normalized_mutual_info_score
 from sklearn.neighbors import NearestNeighbors
 
 from fgc_mm.analysis import alignment, cost, embedding, frequency, neighbours
 from fgc_mm.analysis.gate_table import GateTable, short_name
+from fgc_mm.analysis.gather import _check_finite
 from fgc_mm.analysis.tables import read_csv
+from fgc_mm.analysis.thumbnails import Thumbnails
 from fgc_mm.engine.launch import UsageError
 
 
@@ -37,7 +40,16 @@ def test_the_main_class_is_not_the_background():
     table = make_table(12, 'segmentation')
     assert table.main_class.tolist() == [1, 2, 3] * 4
     table.amount[3, 1:] = 0
+    assert table.main_class[3] == 0  # nothing else is there
+    table.amount[3] = 0
     assert table.main_class[3] == -1 and table.class_name(-1) == 'none'
+
+
+def test_pictures_of_one_class_have_it():
+    table = make_table(12, 'classification')
+    table.amount[:] = 0
+    table.amount[:, 2] = 1
+    assert (table.main_class == 2).all()
 
 
 @pytest.mark.parametrize(
@@ -189,3 +201,20 @@ def test_embedding_says_what_is_wrong(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, 'umap', None)  # as if it were not installed
     with pytest.raises(ImportError, match=r'package umap.*pip install .fgc-mm\[analysis\]'):
         embedding.embed(np.ones((9, 2)))
+
+
+def test_a_network_that_diverged_is_named():
+    table = make_table(12, 'classification')
+    _check_finite(table, 'model.pth')
+    table.logits[table.layers[1]][3] = np.nan
+    with pytest.raises(UsageError, match=f'model.pth: gate {table.layers[1]} gives NaN or Inf'):
+        _check_finite(table, 'model.pth')
+
+
+def test_pictures_that_are_gone_are_grey(tmp_path):
+    table = make_table(12, 'detection')
+    table.paths[:] = [str(tmp_path / 'gone.jpg')] * len(table)
+    cfg = Config.fromfile('configs/demo/faster_rcnn_r18_digits_gated.py')
+    cfg.demo_data = None
+    cfg.test_dataloader.dataset.data_root = str(tmp_path / 'nowhere')
+    assert (Thumbnails(cfg, table).read(0) == 128).all()

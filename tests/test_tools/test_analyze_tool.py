@@ -177,3 +177,12 @@ def test_networks_and_weights_without_gates(analyze, demo_checkpoint, tmp_path):
 def test_a_work_dir_without_a_training(run_tool, tmp_path):
     code, _, err = run_tool('analyze', 'training', tmp_path)
     assert code == 2 and 'holds no log of a training' in err
+
+
+def test_what_the_cache_depends_on(tmp_path):
+    (tmp_path / 'model.pth').write_bytes(b'weights')
+    cfg = Config.fromfile(f'configs/demo/{CONFIGS["classification"]}.py')
+    first = gather_module._key(cfg, str(tmp_path / 'model.pth'), 'test', None)
+    assert first == gather_module._key(cfg, str(tmp_path / 'model.pth'), 'test', None)
+    cfg.data_preprocessor.mean = [0.0, 0.0, 0.0]
+    assert first != gather_module._key(cfg, str(tmp_path / 'model.pth'), 'test', None)
