@@ -48,6 +48,9 @@ def main() -> None:
         raise launch.UsageError(f'--tolerance {args.tolerance} must be within [0, 1)')
     cfg = launch.load_config(args)
     checkpoint = launch.existing(args.checkpoint)
+    folder = Path(args.out_dir) if args.out_dir else Path(checkpoint).parent
+    if folder.exists() and not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise launch.UsageError(f'--out-dir {folder} is no folder that can be written to')
     for key in (f'{args.split}_dataloader', f'{args.split}_evaluator'):
         if cfg.get(key) is None:
             raise launch.UsageError(f'config {args.config} has no {key}, which slimming needs')
@@ -59,7 +62,6 @@ def main() -> None:
         )
     except ValueError as error:
         raise launch.UsageError(str(error)) from error
-    folder = Path(args.out_dir) if args.out_dir else Path(checkpoint).parent
     stems = {'.py': Path(args.config).stem, '.pth': Path(checkpoint).stem}
     config, target = (folder / f'{stem}_slim{suffix}' for suffix, stem in stems.items())
     slim_cfg.load_from = str(target)

@@ -131,6 +131,9 @@ def write_files(files: dict[Path, Any]) -> None:
     Args:
         files (dict): Path -> text, bytes, or what ``torch.save`` writes.
     """
+    for path in files:
+        if path.is_dir():
+            raise IsADirectoryError(f'{path} is a folder, a file is to be written there')
     fresh: dict[Path, str] = {}
     try:
         for path, content in files.items():

@@ -173,6 +173,10 @@ def test_files_are_written_all_or_none(tmp_path):
         write_files({old: 'new', tmp_path / 'weights.pth': {'x': unwritable}})
     assert old.read_text() == 'old'
     assert os.listdir(tmp_path) == ['config.py']
+    (tmp_path / 'report.json').mkdir()
+    with pytest.raises(IsADirectoryError, match=r'report\.json is a folder'):
+        write_files({old: 'new', tmp_path / 'report.json': 'new'})
+    assert old.read_text() == 'old'
     write_files({old: 'new', tmp_path / 'sub' / 'weights.pth': {'x': nn.Parameter(torch.ones(2))}})
     assert old.read_text() == 'new'
     assert torch.load(tmp_path / 'sub' / 'weights.pth')['x'].sum() == 2
