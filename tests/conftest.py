@@ -19,6 +19,17 @@ def no_scope_of_toys():
             del kept[name]
 
 
+@pytest.fixture
+def two_threads():
+    """Two threads for PyTorch, whatever other tests have set."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope='session')
 def demo_root(tmp_path_factory, worker_id):
     """The demo data, built once and shared by the workers of a test run."""

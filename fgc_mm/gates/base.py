@@ -87,7 +87,7 @@ class Gate(BaseModule):
         Args:
             amount (float): Added to all logits.
         """
-        raise NotImplementedError(f'the openness of a {type(self).__name__} cannot be shifted')
+        raise self._not_learned()
 
     def sharpen(self, factor: float) -> None:
         """Make every decision surer without changing any of them.
@@ -96,7 +96,13 @@ class Gate(BaseModule):
             factor (float): What all logits are multiplied by, seen from that of
                 the threshold.
         """
-        raise NotImplementedError(f'the openness of a {type(self).__name__} cannot be sharpened')
+        raise self._not_learned()
+
+    def _not_learned(self) -> ValueError:
+        return ValueError(
+            f'{type(self).__name__} has no logits a budget could move: its openness is not '
+            'learned; use BinConcreteGate, or implement shift and sharpen'
+        )
 
     @classmethod
     def shiftable(cls) -> bool:

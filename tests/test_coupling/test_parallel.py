@@ -8,14 +8,6 @@ from fgc_mm.coupling import LayerCoupling, map_layers, with_gradient
 CPU = torch.device('cpu')
 
 
-@pytest.fixture
-def two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
-
-
 def loss_and_gradients(side_by_side: bool) -> tuple[Tensor, list[Tensor]]:
     generator = torch.Generator().manual_seed(0)
     layers = [LayerCoupling(500, 16, k=5, seed=seed) for seed in range(3)]

@@ -97,14 +97,6 @@ HOOKS = [
 ]
 
 
-@pytest.fixture
-def two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
-
-
 def test_resumed_epochs_are_the_same_with_layers_side_by_side(
     digits_cfg, changes, tmp_path, train, two_threads
 ):

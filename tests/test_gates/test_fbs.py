@@ -65,3 +65,9 @@ def test_starts_unboosted_and_survives_init_weights():
 def test_bad_density(density):
     with pytest.raises(ValueError, match=rf'density={density} must be within \(0, 1\]'):
         FBSGate(4, 10, density=density)
+
+
+def test_no_budget_can_move_it():
+    for move in (FBSGate(8, 16).shift, FBSGate(8, 16).sharpen):
+        with pytest.raises(ValueError, match='openness is not learned; use BinConcreteGate'):
+            move(0.5)

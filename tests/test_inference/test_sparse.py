@@ -8,22 +8,14 @@ import threading
 import pytest
 import torch
 import torch.nn as nn
-import torch.nn.utils.prune
-from mmcv.cnn import fuse_conv_bn
 from sparse_networks import FAMILIES, assert_equal_outputs, build, pictures
 
 from fgc_mm.complexity import count_macs
 from fgc_mm.gates import find_gates, force_gates
 from fgc_mm.inference import disable_sparse, enable_sparse, is_sparse, kernels
 
+pytestmark = pytest.mark.usefixtures('without_gradients')
 families = pytest.mark.parametrize('family', FAMILIES)
-
-
-@pytest.fixture(autouse=True)
-def without_gradients():
-    torch.set_num_threads(1)
-    with torch.no_grad():
-        yield
 
 
 def masks_of(model):
@@ -127,14 +119,14 @@ def count_kernels(monkeypatch):
     return calls
 
 
-@pytest.mark.skipif(kernels._CONVOLVE is None, reason='no oneDNN in this PyTorch')
 def test_whole_layers_run_with_packed_weights(monkeypatch):
     dense, model = build(), enable_sparse(build(), way='dense')
     calls = count_kernels(monkeypatch)
     for size in ((64, 64), (33, 57)):
         x = pictures(1, size)
         assert_equal_outputs(model(x), dense(x))
-    assert len(calls) == 2 * sum(isinstance(m, nn.Conv2d) for m in model.modules())
+    layers = sum(isinstance(m, nn.Conv2d) for m in model.modules())
+    assert len(calls) == (0 if kernels._CONVOLVE is None else 2 * layers)  # a build without oneDNN
     assert all(calls)
 
 
@@ -185,121 +177,6 @@ def test_an_ungated_block_and_conv_are_folded_too():
             module.register_forward_hook(lambda *args: calls.append(args[2] is args[1][0]))
     assert_equal_outputs(model(x), wanted)
     assert calls and all(calls)  # norms of stem and shortcuts hand on what they get
-
-
-def change_in_place(model):
-    model.layer3[0].conv2.weight.mul_(1.5)
-
-
-def change_through_data(model):
-    model.layer3[0].bn1.bias.data.add_(0.3)
-
-
-def change_statistics(model):
-    model.layer2[0].downsample[1].running_var.mul_(2)
-
-
-def replace_data(model):
-    model.conv1.weight.data = model.conv1.weight.data * 0.7
-
-
-def replace_parameter(model):
-    model.layer4[1].conv1.weight = nn.Parameter(model.layer4[1].conv1.weight * 1.3)
-
-
-def load(model):
-    model.load_state_dict({key: value * 1.01 for key, value in model.state_dict().items()})
-
-
-def change_one_row(model):
-    model.layer3[0].conv2.weight.data[5].zero_()
-
-
-def replace_modules(model):
-    fuse_conv_bn(model)  # norms become nn.Identity, convolutions keep their module
-
-
-def replace_a_gate(model):
-    model.layer2[0].gate1 = copy.deepcopy(model.layer2[0].gate1)
-    model.layer2[0].gate1.fc2.weight.data.neg_()
-
-
-def replace_a_block(model):
-    model.layer4[0] = copy.deepcopy(model.layer4[0])
-    model.layer4[0].conv1.weight.data.mul_(1.3)
-
-
-CHANGES = [
-    change_one_row,
-    replace_modules,
-    replace_a_gate,
-    replace_a_block,
-    change_in_place,
-    change_through_data,
-    change_statistics,
-    replace_data,
-    replace_parameter,
-    load,
-]
-
-
-@pytest.mark.parametrize('change', CHANGES, ids=lambda change: change.__name__)
-def test_changed_weights_are_noticed(change):
-    masked, sparse = build(), enable_sparse(build())
-    x = pictures(2)
-    before = sparse(x)
-    for model in (masked, sparse):
-        change(model)
-    wanted = masked(x)
-    if change is not replace_modules:
-        pairs = zip(wanted, before, strict=True)
-        assert any((a - b).abs().max() > 1e-3 * b.abs().max() for a, b in pairs)
-    assert_equal_outputs(sparse(x), wanted)
-
-
-def test_weights_are_noticed_in_a_part_that_was_prepared_again():
-    masked, sparse = build(), enable_sparse(build())
-    enable_sparse(sparse.layer3, way='groups')
-    x = pictures(2)
-    sparse(x)
-    for model in (masked, sparse):
-        change_in_place(model)
-    assert_equal_outputs(sparse(x), masked(x))
-
-
-def test_weights_in_channels_last_are_watched():
-    masked, sparse = build(), build().to(memory_format=torch.channels_last)
-    enable_sparse(sparse)
-    x = pictures(1)
-    sparse(x)
-    for model in (masked, sparse):
-        model.layer3[0].conv2.weight.data.copy_(model.layer3[0].conv2.weight.data * 1.5)
-    assert_equal_outputs(sparse(x), masked(x))
-
-
-class ActiveNorm(nn.BatchNorm2d):
-    """A norm that does more."""
-
-    def forward(self, x):
-        return super().forward(x).abs()
-
-
-@pytest.mark.parametrize('what', ['pruned', 'norm', 'patched'])
-def test_layers_that_are_more_than_they_seem(what):
-    masked = build()
-    block = masked.layer2[0]
-    if what == 'pruned':
-        nn.utils.prune.random_unstructured(block.conv1, 'weight', 0.5)
-    elif what == 'norm':
-        active = ActiveNorm(block.bn1.num_features)
-        active.load_state_dict(block.bn1.state_dict())
-        block.bn1 = active.eval()
-    else:
-        inner = block.conv1
-        inner.forward = lambda x: nn.Conv2d.forward(inner, x) * 2
-    x = pictures(2)
-    wanted = masked(x)
-    assert_equal_outputs(enable_sparse(masked)(x), wanted)
 
 
 def test_a_batch_without_images():

@@ -87,16 +87,26 @@ def browser():
     return api, path
 
 
-def test_the_page_in_a_browser(trained, run_tool, tmp_path, demo_root):
+def write_page(trained, run_tool, tmp_path):
+    """A page of a run with gates and of one without a checkpoint."""
     dense = tmp_path / 'dense'
     shutil.copytree(trained, dense, ignore=shutil.ignore_patterns('figures.json', '*.pth'))
     out = tmp_path / 'page' / 'report.html'
     code, text, err = run_tool('report', trained, dense, '--out', out, '--max-layers', 3)
     assert code == 0, err
     assert 'dense: gates are not shown, no checkpoint in' in text
-    html = out.read_text()
+    return out
+
+
+def test_the_page_needs_nothing_else(trained, run_tool, tmp_path, demo_root):
+    html = write_page(trained, run_tool, tmp_path).read_text()
     assert not re.findall(r'(?:src|href)="(?!data:|#)|url\(|@import', html)
+    assert 'macs/pruning_ratio' in html and 'layer4.1' in html
+
+
+def test_the_page_in_a_browser(trained, run_tool, tmp_path, demo_root):
     api, path = browser()
+    out = write_page(trained, run_tool, tmp_path)
     with api.sync_playwright() as play:
         chromium = play.chromium.launch(executable_path=path, args=['--no-sandbox'])
         page = chromium.new_page(viewport=dict(width=1200, height=900))
