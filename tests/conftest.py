@@ -9,14 +9,12 @@ os.environ.setdefault('MPLBACKEND', 'agg')
 
 
 @pytest.fixture(autouse=True)
-def no_scope_of_toys():
-    """Runners of toy models leave the default scope 'mmengine', where nobody finds the classes
-    of mmdet, mmseg and mmpretrain; which test comes next is up to the workers."""
+def no_scope_of_others():
+    """A runner leaves its default scope, where nobody finds the classes of the other packages by
+    plain name; which test comes next is up to the workers."""
     registry = sys.modules.get('mmengine.registry')
     if registry is not None:
-        kept = registry.DefaultScope._instance_dict
-        for name in [name for name, scope in kept.items() if scope.scope_name == 'mmengine']:
-            del kept[name]
+        registry.DefaultScope._instance_dict.clear()
 
 
 @pytest.fixture
