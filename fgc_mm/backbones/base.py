@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..gates import find_gates, match_blocks
 from ..gates.utils import Layers
-from .block import InitCfg
+from .block import GatedBlock, InitCfg, PlainLayer
 
 
 class GatedBackbone(BaseModule):
@@ -161,8 +161,12 @@ class GatedBackbone(BaseModule):
         """
         return self.gateable_convs[int(gate.removeprefix('gate')) - 1]
 
-    def plain_layers(self) -> list[tuple[str, str]]:
-        """(convolution, norm directly after it) of the layers outside of blocks."""
+    def plain_layers(self) -> list[PlainLayer]:
+        """The layers outside of blocks."""
+        return []
+
+    def private_inputs(self) -> list[GatedBlock]:
+        """The blocks whose input comes from another block and goes nowhere else."""
         return []
 
     @abstractmethod

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Optional, Protocol, Union
+from typing import NamedTuple, Optional, Protocol, Union
 
 import torch
 import torch.nn as nn
@@ -41,12 +41,28 @@ class RunLayer(Protocol):
             gate (str, optional): Name of the gate whose mask is applied after
                 the activation; one that was not built masks nothing.
                 Defaults to None.
-            plus (Tensor, optional): Added after the norm: a shortcut. It is
-                left as it is. Defaults to None.
+            plus (Tensor, optional): Added after the norm: the shortcut, which
+                is the block input or was computed from it for this alone.
+                Defaults to None.
         """
 
 
 Body = Callable[[Tensor, RunLayer], Tensor]
+
+
+class PlainLayer(NamedTuple):
+    """Names of an ungated convolution and what comes directly after it.
+
+    Attributes:
+        conv (str): The convolution.
+        norm (str): The norm after it.
+        act (str, optional): An activation that is used after that norm and
+            nowhere else. Defaults to None.
+    """
+
+    conv: str
+    norm: str
+    act: Optional[str] = None
 
 
 class BlockRunner(Protocol):
@@ -120,9 +136,8 @@ class GatedBlock(BaseModule):
         """The gates of this block by name."""
         return {site.gate: getattr(self, site.gate) for site in self._sites}
 
-    def plain_layers(self) -> list[tuple[str, str]]:
-        """(convolution, norm directly after it) of the layers that ``body``
-        does not run by ``layer``: those of a shortcut."""
+    def plain_layers(self) -> list[PlainLayer]:
+        """The layers that ``body`` does not run by ``layer``: those of a shortcut."""
         return []
 
     def decide(self, x: Tensor) -> dict[str, Tensor]:

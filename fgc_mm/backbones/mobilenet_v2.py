@@ -13,7 +13,7 @@ from mmengine.registry import MODELS
 from torch import Tensor
 
 from .base import GatedBackbone
-from .block import GatedBlock, RunLayer
+from .block import GatedBlock, PlainLayer, RunLayer
 
 
 def make_divisible(value: float, divisor: int = 8) -> int:
@@ -241,9 +241,11 @@ class GatedMobileNetV2(GatedBackbone):
                 f'{name}: frozen_stages={self.frozen_stages} must be from -1 (none) to {count}'
             )
 
-    def plain_layers(self) -> list[tuple[str, str]]:
+    def plain_layers(self) -> list[PlainLayer]:
         names = ['conv1', 'conv2'] if self.last_conv else ['conv1']
-        return [(f'{name}.conv', f'{name}.{getattr(self, name).norm_name}') for name in names]
+        return [
+            PlainLayer(f'{name}.conv', f'{name}.{getattr(self, name).norm_name}') for name in names
+        ]
 
     def frozen_modules(self) -> Iterator[nn.Module]:
         """Stem, then the stages up to ``frozen_stages``."""

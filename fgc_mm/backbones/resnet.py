@@ -15,6 +15,7 @@ from mmengine.registry import MODELS
 from torch import Tensor
 
 from .base import GatedBackbone
+from .block import GatedBlock, PlainLayer
 from .resnet_blocks import BasicBlock, Bottleneck
 
 Block = Union[type[BasicBlock], type[Bottleneck]]
@@ -289,10 +290,20 @@ class GatedResNet(GatedBackbone):
             inplanes, stride = planes * self.expansion, 1
         return Sequential(*blocks)
 
-    def plain_layers(self) -> list[tuple[str, str]]:
+    def plain_layers(self) -> list[PlainLayer]:
         if self.deep_stem:
-            return [(f'stem.{i}', f'stem.{i + 1}') for i in (0, 3, 6)]
-        return [('conv1', self.norm1_name)]
+            return [PlainLayer(f'stem.{i}', f'stem.{i + 1}', f'stem.{i + 2}') for i in (0, 3, 6)]
+        return [PlainLayer('conv1', self.norm1_name, 'relu')]
+
+    def private_inputs(self) -> list[GatedBlock]:
+        if type(self).forward is not GatedResNet.forward:
+            return []  # may return what is between blocks
+        private: list[GatedBlock] = []
+        for i, name in enumerate(self.res_layers):
+            stage = getattr(self, name)
+            if type(stage) is Sequential:
+                private += list(stage)[1 if i - 1 in self.out_indices else 0 :]
+        return private
 
     def frozen_modules(self) -> list[nn.Module]:
         """Stem and stages up to ``frozen_stages``."""

@@ -11,25 +11,25 @@ from mmcv.cnn import build_conv_layer, build_norm_layer
 from mmcv.cnn.bricks import DropPath
 from torch import Tensor
 
-from .block import GatedBlock, InitCfg, RunLayer
+from .block import GatedBlock, InitCfg, PlainLayer, RunLayer
 
 
-def shortcut_layers(downsample: Optional[nn.Module]) -> list[tuple[str, str]]:
+def shortcut_layers(downsample: Optional[nn.Module]) -> list[PlainLayer]:
     """The convolution of a shortcut and its norm, by name."""
     if downsample is None:
         return []
     *_, conv, norm = dict(downsample.named_children())
-    return [(f'downsample.{conv}', f'downsample.{norm}')]
+    return [PlainLayer(f'downsample.{conv}', f'downsample.{norm}')]
 
 
 def _join(block: Any, layer: RunLayer, out: Tensor, conv: str, norm: str, x: Tensor) -> Tensor:
-    """The last convolution of a block plus its shortcut."""
+    """The last convolution of a block plus its shortcut, and the last ReLU."""
     shortcut = x if block.downsample is None else block.downsample(x)
     if isinstance(block.drop_path, nn.Identity):
-        return layer(out, conv, norm, plus=shortcut)
+        return layer(out, conv, norm, block.relu, plus=shortcut)
     out = block.drop_path(layer(out, conv, norm))
     out += shortcut
-    return out
+    return block.relu(out)
 
 
 class BasicBlock(GatedBlock):
@@ -112,16 +112,16 @@ class BasicBlock(GatedBlock):
         return getattr(self, self.norm2_name)
 
     def body(self, x: Tensor, layer: RunLayer) -> Tensor:
-        """Everything between the gates' decision and the last ReLU."""
+        """Everything after the gates' decision."""
         out = layer(x, 'conv1', self.norm1_name, self.relu, 'gate1')
         return _join(self, layer, out, 'conv2', self.norm2_name, x)
 
-    def plain_layers(self) -> list[tuple[str, str]]:
+    def plain_layers(self) -> list[PlainLayer]:
         return shortcut_layers(self.downsample)
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the block."""
-        return self.relu(self.run_gated(self.body, x))
+        return self.run_gated(self.body, x)
 
 
 class Bottleneck(GatedBlock):
@@ -214,14 +214,14 @@ class Bottleneck(GatedBlock):
         return getattr(self, self.norm3_name)
 
     def body(self, x: Tensor, layer: RunLayer) -> Tensor:
-        """Everything between the gates' decision and the last ReLU."""
+        """Everything after the gates' decision."""
         out = layer(x, 'conv1', self.norm1_name, self.relu, 'gate1')
         out = layer(out, 'conv2', self.norm2_name, self.relu, 'gate2')
         return _join(self, layer, out, 'conv3', self.norm3_name, x)
 
-    def plain_layers(self) -> list[tuple[str, str]]:
+    def plain_layers(self) -> list[PlainLayer]:
         return shortcut_layers(self.downsample)
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the block."""
-        return self.relu(self.run_gated(self.body, x))
+        return self.run_gated(self.body, x)

@@ -15,7 +15,7 @@ from mmengine.registry import MODELS
 from torch import Tensor
 
 from .base import GatedBackbone
-from .block import GatedBlock, RunLayer
+from .block import GatedBlock, PlainLayer, RunLayer
 
 
 class CifarBlock(GatedBlock):
@@ -268,8 +268,8 @@ class GatedResNetCifar(CifarBackbone):
             with_cp=self.with_cp,
         )
 
-    def plain_layers(self) -> list[tuple[str, str]]:
-        return [('conv1', self.norm1_name)]
+    def plain_layers(self) -> list[PlainLayer]:
+        return [PlainLayer('conv1', self.norm1_name, 'relu')]
 
     def forward_stem(self, x: Tensor) -> Tensor:
         return self.relu(getattr(self, self.norm1_name)(self.conv1(x)))

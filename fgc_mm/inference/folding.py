@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from types import NoneType
 from typing import Any, Optional
 
@@ -119,21 +120,23 @@ class FoldedLayer:
             weight = self._gather(weight, rows, columns)
         return weight, bias if rows is None else bias.index_select(0, rows)
 
-    def run(self, x: Tensor, relu: bool = False) -> Tensor:
+    def run(
+        self, x: Tensor, relu: bool = False, plus: Optional[Tensor] = None, spend: bool = False
+    ) -> Tensor:
         """Convolve with all channels.
 
         Args:
             x (Tensor): B x C x H x W.
             relu (bool): Whether to take the ReLU of the result. Defaults to
                 False.
+            plus (Tensor, optional): See :func:`convolve`. Defaults to None.
+            spend (bool): See :func:`convolve`. Defaults to False.
         """
         weight, bias = self.weights()
-        if checks.done and kernels.fits(x):
-            packed = self._pack(weight, x)
-            if packed is not None:
-                return kernels.convolve(self.conv, x, packed, bias, self.conv.groups, relu)
-        out = convolve(self.conv, x, weight, bias)
-        return out.relu_() if relu else out
+        packed = self._pack(weight, x) if checks.done and kernels.fits(x) else None
+        if packed is None:
+            return convolve(self.conv, x, weight, bias, None, plus, relu, spend)
+        return _compute(self.conv, x, packed, bias, self.conv.groups, plus, relu, spend)
 
     def _pack(self, weight: Tensor, x: Tensor) -> Optional[Tensor]:
         """The weight in the layout of the kernels, made once."""
@@ -220,6 +223,7 @@ def convolve(
     groups: Optional[int] = None,
     plus: Optional[Tensor] = None,
     relu: bool = False,
+    spend: bool = False,
 ) -> Tensor:
     """A convolution with other weights, of any number of channels, even none.
 
@@ -233,27 +237,53 @@ def convolve(
             convolution's.
         plus (Tensor, optional): What to add to the result. Defaults to None.
         relu (bool): Whether to take the ReLU of the result. Defaults to False.
+        spend (bool): Whether the result may take the place of ``plus``. Defaults to
+            False.
     """
     groups = conv.groups if groups is None else groups
     if not weight.numel():
         size = _out_size(conv, x)
         out = bias[None, :, None, None].expand(x.size(0), -1, *size).to(x.dtype, copy=True)
     elif _multiplies(conv, x):
-        out = _multiply(x, weight if weight.dim() == 2 else weight[:, :, 0, 0], bias, plus)
+        weight = weight if weight.dim() == 2 else weight[:, :, 0, 0]
+        out = _multiply(x, weight, bias, plus, spend)
         return out.relu_() if relu else out
     else:
         weight = weight[:, :, None, None] if weight.dim() == 2 else weight
         if checks.done and not isinstance(conv.padding, str) and kernels.fits(x):
-            inside = relu and plus is None
-            out = kernels.convolve(conv, x, weight, bias, groups, inside)
-            relu = relu and not inside
-        else:
-            out = F.conv2d(x, weight, bias, conv.stride, conv.padding, conv.dilation, groups)
+            return _compute(conv, x, weight, bias, groups, plus, relu, spend)
+        out = F.conv2d(x, weight, bias, conv.stride, conv.padding, conv.dilation, groups)
     out = out if plus is None else out.add_(plus)
     return out.relu_() if relu else out
 
 
-def _multiply(x: Tensor, weight: Tensor, bias: Tensor, plus: Optional[Tensor]) -> Tensor:
+def _compute(
+    conv: nn.Conv2d,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    groups: int,
+    plus: Optional[Tensor],
+    relu: bool,
+    spend: bool,
+) -> Tensor:
+    """:func:`convolve` by :mod:`.kernels`."""
+    if plus is None:
+        return kernels.convolve(conv, x, weight, bias, groups, relu)
+    if spend and _fills(plus, x, len(bias), _out_size(conv, x)) and kernels.accumulates(x, plus):
+        return kernels.accumulate(conv, x, weight, bias, groups, relu, plus)
+    out = kernels.convolve(conv, x, weight, bias, groups, False).add_(plus)
+    return out.relu_() if relu else out
+
+
+def _fills(plus: Tensor, x: Tensor, channels: int, size: Sequence[int]) -> bool:
+    """Whether a sum has the shape of the result and is not spread over it."""
+    return plus.shape == (x.size(0), channels, *size)
+
+
+def _multiply(
+    x: Tensor, weight: Tensor, bias: Tensor, plus: Optional[Tensor], spend: bool
+) -> Tensor:
     """A pointwise convolution in channels-last layout as a product."""
     pixels = x.permute(0, 2, 3, 1)
     rows, shape = pixels.flatten(0, 2), (*pixels.shape[:3], len(weight))
@@ -262,7 +292,8 @@ def _multiply(x: Tensor, weight: Tensor, bias: Tensor, plus: Optional[Tensor]) -
     else:
         # Summing up in the shortcut spares a pass over it.
         start = plus.permute(0, 2, 3, 1).reshape(-1, len(weight))
-        out = (start + bias).addmm_(rows, weight.t())
+        spend = spend and start.dtype == bias.dtype and _fills(plus, x, len(weight), x.shape[2:])
+        out = (start.add_(bias) if spend else start + bias).addmm_(rows, weight.t())
     return out.view(shape).permute(0, 3, 1, 2)
 
 
@@ -323,32 +354,43 @@ class FoldedForward:
 
     Args:
         layer (FoldedLayer): The two.
+        relu (bool): Whether a ReLU comes after them, which it does as well where nobody
+            looks in between. Defaults to False.
     """
 
-    def __init__(self, layer: FoldedLayer) -> None:
+    def __init__(self, layer: FoldedLayer, relu: bool = False) -> None:
         self.layer = layer
+        self.relu = relu
 
     def applies(self) -> bool:
         """Whether the two are one now; the same for both of a pass."""
         return not (recording() or self.layer.norm.training)  # type: ignore[union-attr]
 
+    def activates(self) -> bool:
+        """Whether the ReLU is part of it now."""
+        return self.relu and checks.done and self.applies()
+
     def __call__(self, x: Tensor) -> Tensor:
         conv = self.layer.conv
         if not self.applies():
             return type(conv).forward(conv, x)
-        return self.layer.run(x)
+        return self.layer.run(x, self.activates())
 
 
 class SkippedForward:
-    """``forward`` of a norm whose work its convolution does.
+    """``forward`` of a norm, or of the ReLU after it, whose work a convolution does.
 
     Args:
+        module (nn.Module): The norm or ReLU.
         folded (FoldedForward): Forward of the convolution.
     """
 
-    def __init__(self, folded: FoldedForward) -> None:
+    def __init__(self, module: nn.Module, folded: FoldedForward) -> None:
+        self.module = module
         self.folded = folded
 
     def __call__(self, x: Tensor) -> Tensor:
-        norm: Any = self.folded.layer.norm
-        return x if self.folded.applies() else type(norm).forward(norm, x)
+        is_norm = self.module is self.folded.layer.norm
+        if self.folded.applies() if is_norm else self.folded.activates():
+            return x
+        return type(self.module).forward(self.module, x)

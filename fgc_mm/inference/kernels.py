@@ -10,17 +10,18 @@ import torch.nn as nn
 from torch import Tensor
 
 
-def _find(name: str, arguments: int) -> Optional[torch._ops.OpOverload]:
+def _find(name: str, arguments: int, overload: str = 'default') -> Optional[torch._ops.OpOverload]:
     """An operator of PyTorch's oneDNN library, None if this build lacks it or has
     another one of that name."""
     try:
-        found = getattr(torch.ops.mkldnn, name).default
+        found = getattr(getattr(torch.ops.mkldnn, name), overload)
     except (AttributeError, RuntimeError):
         return None
     return found if len(found._schema.arguments) == arguments else None
 
 
 _CONVOLVE = _find('_convolution_pointwise', 10)
+_ACCUMULATE = _find('_convolution_pointwise_', 13, 'binary')
 _REORDER = _find('_reorder_convolution_weight', 6)
 
 
@@ -33,6 +34,16 @@ def fits(x: Tensor) -> bool:
         and x.numel() > 0
         and x.is_contiguous(memory_format=torch.channels_last)
         and torch._C._get_mkldnn_enabled()
+    )
+
+
+def accumulates(x: Tensor, plus: Tensor) -> bool:
+    """Whether :func:`accumulate` takes an input and a sum of the right size."""
+    return (
+        _ACCUMULATE is not None
+        and fits(x)
+        and plus.dtype == torch.float32
+        and plus.is_contiguous(memory_format=torch.channels_last)
     )
 
 
@@ -80,3 +91,23 @@ def convolve(
     act = 'relu' if relu else 'none'
     shape = conv.padding, conv.stride, conv.dilation
     return _CONVOLVE(x, weight, bias, *shape, groups, act, [], '')
+
+
+def accumulate(
+    conv: nn.Conv2d,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    groups: int,
+    relu: bool,
+    plus: Tensor,
+) -> Tensor:
+    """:func:`convolve` that adds its result to ``plus``, in place, before the ReLU.
+
+    On large maps the two passes and the memory this spares take longer than a
+    pointwise convolution itself.
+    """
+    assert _ACCUMULATE is not None
+    act = 'relu' if relu else None
+    shape = conv.padding, conv.stride, conv.dilation
+    return _ACCUMULATE(plus, x, weight, bias, *shape, groups, 'add', 1.0, act, [], None)

@@ -100,6 +100,9 @@ def prepare(model: nn.Module, channels_last: bool, granularity: int = 1, way: st
         _fold_plain_layers(block, channels_last)
     for _, backbone in _modules(model, GatedBackbone):
         _fold_plain_layers(backbone, channels_last)
+        for block in backbone.private_inputs():
+            if isinstance(block.runner, SparseBlock):
+                block.runner.owns_input = True
         layout = ChannelsLastForward(backbone) if channels_last else None
         again = partial(prepare, backbone, channels_last, granularity, way)
         backbone.forward = CheckedForward(backbone, layout, again)  # type: ignore[method-assign,assignment]
@@ -220,7 +223,10 @@ def _modules(model: nn.Module, kind: type) -> Iterator[tuple[str, Any]]:
 
 def _fold_plain_layers(module: Any, channels_last: bool) -> None:
     for names in module.plain_layers():
-        conv, norm = (module.get_submodule(name) for name in names)
+        conv, norm, act = (name and module.get_submodule(name) for name in names)
         if is_plain_conv(conv) and is_foldable(norm):
-            conv.forward = FoldedForward(FoldedLayer(conv, norm, channels_last))
-            norm.forward = SkippedForward(conv.forward)
+            relu = type(act) is nn.ReLU and 'forward' not in act.__dict__
+            conv.forward = FoldedForward(FoldedLayer(conv, norm, channels_last), relu)
+            norm.forward = SkippedForward(norm, conv.forward)
+            if relu:
+                act.forward = SkippedForward(act, conv.forward)

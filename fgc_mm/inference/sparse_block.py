@@ -94,6 +94,7 @@ class SparseBlock:
     ) -> None:
         self.block = block
         self.channels_last = channels_last
+        self.owns_input = False  # whether nobody else needs the block input
         self.gated = gated_convs(block, block.gate_sites())
         self._costs = {name: self._cost(name, gates) for name, gates in self.gated.items()}
         self.planner = Planner(list(self._costs.values()), granularity, way)
@@ -204,6 +205,9 @@ class _Layers:
     ) -> None:
         self.runner = runner
         self.factors = factors
+        self.input = x
+        # A part of a batch may be a view of what other parts read.
+        self.owns_input = runner.owns_input and part.images is None
         self.positions = x.size(2) * x.size(3)
         self.channels = {
             gate: torch.from_numpy(index).to(x.device) for gate, index in part.channels.items()
@@ -249,12 +253,10 @@ class _Layers:
         rows = self.channels.get(entry.gates.out_gate or '')
         columns = self.channels.get(entry.gates.in_gate or '')
         conv = entry.folded.conv
+        spend = plus is not None and checks.done and self._is_spent(plus)
         if checks.done and rows is None and columns is None:
-            out = entry.folded.run(x, relu and plus is None)
+            out = entry.folded.run(x, relu, plus, spend)
             tell(conv, x, out)
-            if plus is not None:
-                out = out.add_(plus)
-                out = out.relu_() if relu else out
             return out
         groups: int = conv.groups
         if groups > 1 and rows is not None:
@@ -266,9 +268,15 @@ class _Layers:
             # Hooks may keep what they see.
             out = conv(x, weight, bias, groups, plus)
             return out.relu() if relu else out.clone()
-        out = convolve(conv, x, weight, bias, groups, plus, relu)
+        out = convolve(conv, x, weight, bias, groups, plus, relu, spend)
         tell(conv, x, out)
         return out
+
+    def _is_spent(self, plus: Tensor) -> bool:
+        """Whether nobody needs a shortcut after this pass through the block."""
+        if plus is self.input:
+            return self.owns_input
+        return plus.untyped_storage().data_ptr() != self.input.untyped_storage().data_ptr()
 
 
 def _to_numpy(multipliers: dict[str, Tensor]) -> dict[str, np.ndarray]:
