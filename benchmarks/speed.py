@@ -30,7 +30,6 @@ gate.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import itertools
 import json
 import random
@@ -53,9 +52,9 @@ from speed_models import (
 from speed_plot import draw, table
 
 from fgc_mm.complexity import count_macs
+from fgc_mm.inference import keep_memory
 
 LAYOUTS = dict(channels_last=torch.channels_last, contiguous=torch.contiguous_format)
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 KINDS = ('dense', 'static', 'packed', 'masked', 'sparse')
 
 
@@ -202,15 +201,6 @@ def print_row(row: Row) -> None:
         f'{1000 * row.seconds:>10.1f}{row.time_ratio:>8.3f}{row.macs_ratio:>8.3f}{realised:>10}',
         flush=True,
     )
-
-
-def keep_memory() -> None:
-    """Let the C library keep what is freed (glibc): getting pages from the system
-    again would be measured along with whichever network needs more of them."""
-    mallopt = getattr(ctypes.CDLL(None), 'mallopt', None)
-    if mallopt is not None:
-        for parameter in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD):
-            mallopt(parameter, 1 << 30)
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from fgc_mm.engine import launch
 from fgc_mm.engine.checkpoint_fit import CheckpointFitHook, CheckpointMismatchError
 from fgc_mm.evaluation import report
 from fgc_mm.gates import find_gates
-from fgc_mm.inference import add_sparse_hook
+from fgc_mm.inference import add_sparse_hook, keep_memory
 
 
 def parse_args() -> argparse.Namespace:
@@ -48,6 +48,7 @@ def main() -> None:
         launch.augment_test_time(cfg)
     if args.sparse:
         add_sparse_hook(cfg)
+        keep_memory()
     splits = ('test',) if args.budget is None else ('test', args.calibration)
     launch.prepare(cfg, splits=splits)
     report.add_macs_hook(cfg)

@@ -1,6 +1,7 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
 from .export import Exported, Picture, export
 from .export_files import export_checkpoint
+from .memory import keep_memory
 from .slim import GateUsage, Slimmed, slim
 from .slim_files import load_fitting, slim_checkpoint, write_files
 from .slim_report import format_slim_report
@@ -20,6 +21,7 @@ __all__ = [
     'export_checkpoint',
     'format_slim_report',
     'is_sparse',
+    'keep_memory',
     'load_fitting',
     'slim',
     'slim_checkpoint',

@@ -25,6 +25,7 @@ from .folding import (
     is_plain_conv,
     recording,
 )
+from .memory import to_contiguous
 from .sparse_block import SparseBlock, why_not
 from .stamp import checks
 
@@ -151,7 +152,7 @@ class ChannelsLastForward:
             return forward(self.backbone, x)
         # Some ops that come later, such as RoIAlign, take the layout for granted.
         outs = forward(self.backbone, x.contiguous(memory_format=last))
-        return tuple(out.contiguous() for out in outs)
+        return tuple(to_contiguous(out) for out in outs)
 
 
 class CheckedForward:
