@@ -18,8 +18,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from . import kernels
 from .stamp import Source, Stamp, checks
 
-# On larger maps the convolution is the faster of the two on a CPU.
-PRODUCT_POSITIONS = 8192
+# On larger maps the convolution is the faster of the two on a CPU; a product can add to
+# a shortcut, which spares more.
+PRODUCT_POSITIONS = 2048
+SUM_POSITIONS = 8192
 
 
 def recording() -> bool:
@@ -79,6 +81,10 @@ class FoldedLayer:
         inputs_first (bool): Lay the weight of a pointwise convolution out such
             that input channels can be taken as whole rows, for
             :func:`convolve` to multiply with. Defaults to False.
+        pads (tuple[bool, bool]): Whether rows and columns can be padded, that
+            is two more can be taken: the output channel after the last is 1 everywhere,
+            the next 0; as an input the first stands for the bias of a
+            pointwise convolution, the other is not read. Defaults to neither.
     """
 
     def __init__(
@@ -87,18 +93,20 @@ class FoldedLayer:
         norm: Optional[nn.Module] = None,
         channels_last: bool = False,
         inputs_first: bool = False,
+        pads: tuple[bool, bool] = (False, False),
     ) -> None:
         self.conv = conv
         self.norm = norm
         self.channels_last = channels_last
         self.inputs_first = inputs_first and channels_last and is_product(conv)
+        self.pads = pads
         self.reset()
 
     def reset(self) -> None:
         """Forget what was prepared."""
         self._lock = threading.Lock()
         self._prepared: Optional[tuple[Stamp, Tensor, Tensor]] = None
-        self._packed: Optional[tuple[Tensor, Optional[Tensor]]] = None
+        self._packed: Optional[tuple[tuple, Optional[Tensor]]] = None
 
     def weights(
         self, rows: Optional[Tensor] = None, columns: Optional[Tensor] = None
@@ -116,6 +124,10 @@ class FoldedLayer:
         prepared = self._prepared
         assert prepared is not None
         _, weight, bias = prepared
+        if rows is None and self.pads[0]:
+            weight, bias = weight[:-2], bias[:-2]
+        if columns is None and self.pads[1]:
+            weight = weight[:, :-2]
         if rows is not None or columns is not None:
             weight = self._gather(weight, rows, columns)
         return weight, bias if rows is None else bias.index_select(0, rows)
@@ -140,12 +152,12 @@ class FoldedLayer:
 
     def _pack(self, weight: Tensor, x: Tensor) -> Optional[Tensor]:
         """The weight in the layout of the kernels, made once."""
-        known = self._packed
-        if known is None or known[0] is not weight:
-            full = weight
-            if weight.dim() == 2:
-                full = weight[:, :, None, None].contiguous(memory_format=torch.channels_last)
-            known = self._packed = (weight, kernels.pack(self.conv, full, x))
+        known, prepared = self._packed, self._prepared
+        if known is None or known[0] is not prepared:
+            assert prepared is not None
+            full = weight[:, :, None, None] if weight.dim() == 2 else weight
+            full = full.contiguous(memory_format=torch.channels_last)
+            known = self._packed = (prepared, kernels.pack(self.conv, full, x))
         return known[1]
 
     def refresh(self) -> None:
@@ -197,6 +209,7 @@ class FoldedLayer:
             if norm.bias is not None:
                 shift = shift + norm.bias.to(wide)
             folded = folded * scale[:, None, None, None]
+        folded, shift = self._pad(folded, shift)
         folded = folded.to(weight.dtype)
         if self.inputs_first:
             pairs = folded[:, :, 0, 0].t().clone(memory_format=torch.contiguous_format)
@@ -204,6 +217,18 @@ class FoldedLayer:
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
         folded = folded.contiguous(memory_format=layout)
         return folded.clone(memory_format=layout), shift.to(weight.dtype)
+
+    def _pad(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        rows, columns = self.pads
+        if columns:
+            more = weight.new_zeros(len(weight), 2, *weight.shape[2:])
+            if is_product(self.conv):
+                more[:, 0, 0, 0] = bias
+            weight = torch.cat([weight, more], dim=1)
+        if rows:
+            weight = torch.cat([weight, weight.new_zeros(2, *weight.shape[1:])])
+            bias = torch.cat([bias, bias.new_tensor([1, 0])])
+        return weight, bias
 
     def __getstate__(self) -> dict:
         # Locks cannot be copied, and weights are prepared again in a moment.
@@ -219,7 +244,7 @@ def convolve(
     conv: nn.Conv2d,
     x: Tensor,
     weight: Tensor,
-    bias: Tensor,
+    bias: Optional[Tensor],
     groups: Optional[int] = None,
     plus: Optional[Tensor] = None,
     relu: bool = False,
@@ -232,7 +257,7 @@ def convolve(
         x (Tensor): B x C x H x W.
         weight (Tensor): Some of the rows and columns of the weight; of a
             pointwise convolution also without its last two dimensions.
-        bias (Tensor): One value for each row.
+        bias (Tensor, optional): One value for each row.
         groups (int, optional): Number of groups. Defaults to None, the
             convolution's.
         plus (Tensor, optional): What to add to the result. Defaults to None.
@@ -242,9 +267,10 @@ def convolve(
     """
     groups = conv.groups if groups is None else groups
     if not weight.numel():
+        assert bias is not None
         size = _out_size(conv, x)
         out = bias[None, :, None, None].expand(x.size(0), -1, *size).to(x.dtype, copy=True)
-    elif _multiplies(conv, x):
+    elif _multiplies(conv, x, plus is not None):
         weight = weight if weight.dim() == 2 else weight[:, :, 0, 0]
         out = _multiply(x, weight, bias, plus, spend)
         return out.relu_() if relu else out
@@ -261,7 +287,7 @@ def _compute(
     conv: nn.Conv2d,
     x: Tensor,
     weight: Tensor,
-    bias: Tensor,
+    bias: Optional[Tensor],
     groups: int,
     plus: Optional[Tensor],
     relu: bool,
@@ -270,7 +296,11 @@ def _compute(
     """:func:`convolve` by :mod:`.kernels`."""
     if plus is None:
         return kernels.convolve(conv, x, weight, bias, groups, relu)
-    if spend and _fills(plus, x, len(bias), _out_size(conv, x)) and kernels.accumulates(x, plus):
+    if (
+        spend
+        and _fills(plus, x, weight.size(0), _out_size(conv, x))
+        and kernels.accumulates(x, plus)
+    ):
         return kernels.accumulate(conv, x, weight, bias, groups, relu, plus)
     out = kernels.convolve(conv, x, weight, bias, groups, False).add_(plus)
     return out.relu_() if relu else out
@@ -282,26 +312,32 @@ def _fills(plus: Tensor, x: Tensor, channels: int, size: Sequence[int]) -> bool:
 
 
 def _multiply(
-    x: Tensor, weight: Tensor, bias: Tensor, plus: Optional[Tensor], spend: bool
+    x: Tensor, weight: Tensor, bias: Optional[Tensor], plus: Optional[Tensor], spend: bool
 ) -> Tensor:
     """A pointwise convolution in channels-last layout as a product."""
     pixels = x.permute(0, 2, 3, 1)
     rows, shape = pixels.flatten(0, 2), (*pixels.shape[:3], len(weight))
     if plus is None:
-        out = torch.addmm(bias, rows, weight.t())
+        out = rows.mm(weight.t()) if bias is None else torch.addmm(bias, rows, weight.t())
     else:
         # Summing up in the shortcut spares a pass over it.
         start = plus.permute(0, 2, 3, 1).reshape(-1, len(weight))
-        spend = spend and start.dtype == bias.dtype and _fills(plus, x, len(weight), x.shape[2:])
-        out = (start.add_(bias) if spend else start + bias).addmm_(rows, weight.t())
+        if spend and plus.dtype == x.dtype and _fills(plus, x, len(weight), x.shape[2:]):
+            start = start if bias is None else start.add_(bias)
+            out = start.addmm_(rows, weight.t())
+        elif bias is None:
+            out = torch.addmm(start, rows, weight.t())
+        else:
+            out = (start + bias).addmm_(rows, weight.t())
     return out.view(shape).permute(0, 3, 1, 2)
 
 
-def _multiplies(conv: nn.Conv2d, x: Tensor) -> bool:
+def _multiplies(conv: nn.Conv2d, x: Tensor, adds: bool) -> bool:
     """Whether a product of matrices is the faster way to convolve."""
     if conv.kernel_size != (1, 1) or not is_product(conv) or x.device.type != 'cpu':
         return False
-    few = x.size(0) * x.size(2) * x.size(3) <= PRODUCT_POSITIONS
+    most = SUM_POSITIONS if adds else PRODUCT_POSITIONS
+    few = x.size(0) * x.size(2) * x.size(3) <= most
     return (
         few
         and x.dtype in (torch.float32, torch.float64)
@@ -344,7 +380,7 @@ class WeightedForward:
         groups: Optional[int] = None,
         plus: Optional[Tensor] = None,
     ) -> Tensor:
-        if weight is None or bias is None:
+        if weight is None:
             return type(self.conv).forward(self.conv, x)
         return convolve(self.conv, x, weight, bias, groups, plus)
 

@@ -75,7 +75,7 @@ def pack(conv: nn.Conv2d, weight: Tensor, x: Tensor) -> Optional[Tensor]:
 
 
 def convolve(
-    conv: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor, groups: int, relu: bool
+    conv: nn.Conv2d, x: Tensor, weight: Tensor, bias: Optional[Tensor], groups: int, relu: bool
 ) -> Tensor:
     """A convolution with other weights, packed or not, and the ReLU after it.
 
@@ -83,7 +83,7 @@ def convolve(
         conv (nn.Conv2d): Tells stride, padding and dilation.
         x (Tensor): B x C x H x W, channels last.
         weight (Tensor): The weight.
-        bias (Tensor): The bias.
+        bias (Tensor, optional): The bias.
         groups (int): Number of groups.
         relu (bool): Whether to take the ReLU of the result.
     """
@@ -97,7 +97,7 @@ def accumulate(
     conv: nn.Conv2d,
     x: Tensor,
     weight: Tensor,
-    bias: Tensor,
+    bias: Optional[Tensor],
     groups: int,
     relu: bool,
     plus: Tensor,

@@ -94,8 +94,8 @@ class Planner:
 
     Args:
         convs (list[ConvCost]): The convolutions the block's gates switch.
-        granularity (int): Round the number of gathered channels up to a
-            multiple of this, as far as there are any. Defaults to 1.
+        granularity (int): Gathered channels are padded to a multiple of this; where
+            that makes as many as there are, none are gathered. Defaults to 1.
         way (str): 'auto', or always 'dense', 'union' or 'groups'.
             Defaults to 'auto'.
     """
@@ -134,7 +134,7 @@ class Planner:
         total = 0.0
         for part in parts:
             count = images if part.images is None else len(part.images)
-            channels = {gate: len(index) for gate, index in part.channels.items()}
+            channels = {gate: self.padded(len(index)) for gate, index in part.channels.items()}
             total += self._part_cost(channels, count * positions)
         if len(parts) > 1:
             out = self.convs[-1]
@@ -158,19 +158,26 @@ class Planner:
     def _single(self, masks: Masks, positions: int) -> Part:
         """The way of a single image, decided by numbers of channels."""
         channels = {}
-        binary = True
+        exact = True
         for gate, mask in masks.items():
-            binary = binary and mask.dtype == np.bool_
-            count = -(-int(np.count_nonzero(mask)) // self.granularity) * self.granularity
+            opened = int(np.count_nonzero(mask))
+            count = self.padded(opened)
             if count < mask.shape[1]:
                 channels[gate] = count
+            elif opened < mask.shape[1]:
+                exact = False
+            exact = exact and mask.dtype == np.bool_
         if not channels:
-            return Part(exact=binary and self.granularity == 1)
+            return Part(exact=exact)
         if self._part_cost(channels, positions) < self._part_cost({}, positions):
             part = self._part(masks, None)
-            part.exact = binary and self.granularity == 1
+            part.exact = exact
             return part
         return Part()
+
+    def padded(self, channels: int) -> int:
+        """How many channels are computed for so many."""
+        return -(-channels // self.granularity) * self.granularity
 
     def _groups(self, masks: Masks, images: int) -> list[Part]:
         groups: dict[bytes, list[int]] = {}
@@ -186,10 +193,6 @@ class Planner:
         for gate, mask in masks.items():
             mask = mask if images is None else mask[images]
             chosen = np.flatnonzero(mask[0] if len(mask) == 1 else mask.any(axis=0))
-            missing = -len(chosen) % self.granularity
-            if missing:
-                closed = np.setdiff1d(np.arange(mask.shape[1]), chosen)
-                chosen = np.sort(np.concatenate((chosen, closed[:missing])))
-            if len(chosen) < mask.shape[1]:
+            if self.padded(len(chosen)) < mask.shape[1]:
                 part.channels[gate] = chosen
         return part

@@ -9,6 +9,7 @@ from typing import Optional
 import numpy as np
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -21,6 +22,7 @@ from .folding import (
     convolve,
     is_foldable,
     is_plain_conv,
+    is_product,
     recording,
 )
 from .gate_bundle import GateBundle
@@ -81,7 +83,7 @@ class SparseBlock:
         block (GatedBlock): The block.
         channels_last (bool): Lay weights out for channels-last inputs.
             Defaults to True.
-        granularity (int): See :class:`Planner`. Defaults to 1.
+        granularity (int): See :class:`Planner`. Defaults to 8.
         way (str): See :class:`Planner`. Defaults to 'auto'.
     """
 
@@ -89,13 +91,14 @@ class SparseBlock:
         self,
         block: GatedBlock,
         channels_last: bool = True,
-        granularity: int = 1,
+        granularity: int = 8,
         way: str = 'auto',
     ) -> None:
         self.block = block
         self.channels_last = channels_last
         self.owns_input = False  # whether nobody else needs the block input
         self.gated = gated_convs(block, block.gate_sites())
+        self._padded, self._constant = self._pads()
         self._costs = {name: self._cost(name, gates) for name, gates in self.gated.items()}
         self.planner = Planner(list(self._costs.values()), granularity, way)
         self._entries: dict[str, _Entry] = {}
@@ -178,11 +181,50 @@ class SparseBlock:
                     after if folds else None,
                     self.channels_last,
                     inputs_first=gates.in_gate is not None,
+                    pads=(gates.out_gate in self._padded, gates.in_gate in self._padded)
+                    if module.groups == 1
+                    else (gates.out_gate in self._padded, False),
                 )
                 entry = _Entry(module, gates, folded, None if folds else after, cost)
                 module.forward = WeightedForward(module)  # type: ignore[method-assign,assignment]
             self._entries[conv] = entry
         return entry
+
+    def index(self, gate: str, channels: np.ndarray, relu: bool) -> tuple[np.ndarray, bool]:
+        """Gathered channels of a gate with their padding, see :class:`FoldedLayer`.
+
+        Args:
+            gate (str): The gate.
+            channels (np.ndarray): The channels.
+            relu (bool): Whether nothing but a ReLU comes between the convolutions.
+
+        Returns:
+            tuple: The channels to take, and whether the bias of the convolution
+            that reads them is among them.
+        """
+        more = self.planner.padded(len(channels)) - len(channels)
+        if not more or gate not in self._padded:
+            return channels, False
+        width = self.block.gates()[gate].channels
+        pads = np.full(more, width + 1, channels.dtype)
+        constant = relu and gate in self._constant
+        if constant:
+            pads[0] = width
+        return np.concatenate((channels, pads)), constant
+
+    def _pads(self) -> tuple[set[str], set[str]]:
+        """The gates whose channels can be padded, and those among them whose
+        padding can hold the bias of the next convolution."""
+        padded, constant = set(), set()
+        for site in self.block.gate_sites():
+            makers = [self.block.get_submodule(name) for name in site.produces]
+            readers = [self.block.get_submodule(name) for name in site.consumes]
+            # A depthwise one that comes first has just the channels of the block input.
+            if any(conv.groups == 1 for conv in makers):
+                padded.add(site.gate)
+                if len(makers) == len(readers) == 1 and is_product(readers[0]):
+                    constant.add(site.gate)
+        return padded, constant
 
     def _cost(self, name: str, gates: GatedConv) -> ConvCost:
         conv = self.block.get_submodule(name)
@@ -209,9 +251,9 @@ class _Layers:
         # A part of a batch may be a view of what other parts read.
         self.owns_input = runner.owns_input and part.images is None
         self.positions = x.size(2) * x.size(3)
-        self.channels = {
-            gate: torch.from_numpy(index).to(x.device) for gate, index in part.channels.items()
-        }
+        self.chosen = part.channels
+        self.channels: dict[str, Tensor] = {}
+        self.constant: set[str] = set()
 
     def __call__(
         self,
@@ -224,6 +266,9 @@ class _Layers:
     ) -> Tensor:
         entry = self.runner.entry(conv, norm)
         relu = type(act) is nn.ReLU and not (act._forward_hooks or act._forward_pre_hooks)
+        made = entry.gates.out_gate
+        if made in self.chosen and made not in self.channels:
+            self._choose(made, relu, x.device)
         if entry.folded is not None and entry.norm is None:
             out = self._convolve(x, entry, plus, relu)
             plus, act = None, None if relu else act
@@ -263,7 +308,11 @@ class _Layers:
             columns, groups = None, len(rows)
             if x.size(1) != groups:  # the block input itself
                 x = x.index_select(1, rows)
+        weight: Tensor
+        bias: Optional[Tensor]
         weight, bias = entry.folded.weights(rows, columns)
+        if entry.gates.in_gate in self.constant:
+            bias = None
         if not checks.done and (conv._forward_hooks or conv._forward_pre_hooks):
             # Hooks may keep what they see.
             out = conv(x, weight, bias, groups, plus)
@@ -271,6 +320,16 @@ class _Layers:
         out = convolve(conv, x, weight, bias, groups, plus, relu, spend)
         tell(conv, x, out)
         return out
+
+    def _choose(self, gate: str, relu: bool, device: torch.device) -> None:
+        """Fix which channels of a gate are computed."""
+        index, constant = self.runner.index(gate, self.chosen[gate], relu)
+        self.channels[gate] = torch.from_numpy(index).to(device)
+        if constant:
+            self.constant.add(gate)
+        if gate in self.factors:
+            more = len(index) - self.factors[gate].size(1)
+            self.factors[gate] = F.pad(self.factors[gate], (0, 0, 0, 0, 0, more), value=1.0)
 
     def _is_spent(self, plus: Tensor) -> bool:
         """Whether nobody needs a shortcut after this pass through the block."""

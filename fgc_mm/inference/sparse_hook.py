@@ -22,11 +22,11 @@ class SparseInferenceHook(Hook):
 
     Args:
         channels_last (bool): See :func:`enable_sparse`. Defaults to True.
-        granularity (int): See :func:`enable_sparse`. Defaults to 1.
+        granularity (int): See :func:`enable_sparse`. Defaults to 8.
         way (str): See :func:`enable_sparse`. Defaults to 'auto'.
     """
 
-    def __init__(self, channels_last: bool = True, granularity: int = 1, way: str = 'auto') -> None:
+    def __init__(self, channels_last: bool = True, granularity: int = 8, way: str = 'auto') -> None:
         self.options = dict(channels_last=channels_last, granularity=granularity, way=way)
 
     def before_val(self, runner: Runner) -> None:

@@ -24,8 +24,19 @@ def masks_of(model):
 
 @families
 @pytest.mark.parametrize('batch', [1, 8])
-@pytest.mark.parametrize('way', ['auto', 'groups', 'union', 'dense'])
-def test_outputs_and_records_are_those_of_masked_execution(family, batch, way):
+@pytest.mark.parametrize(
+    ('way', 'granularity'),
+    [
+        ('auto', 8),
+        ('auto', 1),
+        ('groups', 1),
+        ('groups', 4),
+        ('union', 1),
+        ('union', 4),
+        ('dense', 1),
+    ],
+)
+def test_outputs_and_records_are_those_of_masked_execution(family, batch, way, granularity):
     model = build(family)
     x = pictures(batch, (40, 24))
     wanted = model(x)
@@ -33,7 +44,7 @@ def test_outputs_and_records_are_those_of_masked_execution(family, batch, way):
     together = torch.cat(list(masks.values()), dim=1)
     assert 0.2 < together.mean() < 0.8
     assert batch == 1 or len(together.unique(dim=0)) > 1
-    enable_sparse(model, way=way)
+    enable_sparse(model, way=way, granularity=granularity)
     assert is_sparse(model)
     assert_equal_outputs(model(x), wanted)
     for name, mask in masks_of(model).items():
@@ -56,8 +67,9 @@ def test_all_closed_one_open_all_open(family, channels_last):
     for forced in (0.0, 1.0, 0.5, one):
         with force_gates(model, forced):
             wanted = disable_sparse(model)(x)
-            outs = enable_sparse(model, way='groups', channels_last=channels_last)(x)
-            assert_equal_outputs(outs, wanted)
+            for granularity in (1, 4):
+                enable_sparse(model, channels_last, granularity, 'groups')
+                assert_equal_outputs(model(x), wanted)
 
 
 @pytest.mark.parametrize('family', ['bottleneck', 'mobilenet'])
@@ -72,8 +84,8 @@ def test_granularity(family):
 
     enable_sparse(model, granularity=4, way='groups')
     model(x)
-    block = next(m for m in model.modules() if getattr(m, 'runner', None) is not None)
-    produced = block.get_submodule(block.gate_sites()[0].produces[0])
+    blocks = [m for m in model.modules() if getattr(m, 'runner', None) is not None]
+    produced = blocks[1].get_submodule(blocks[1].gate_sites()[0].produces[0])
     produced.register_forward_hook(note)
     assert_equal_outputs(model(x), wanted)
     assert widths and all(width % 4 == 0 for width in widths)
@@ -93,7 +105,7 @@ def test_closed_channels_are_not_computed(family):
                     {key: out.size(1)}
                 )
             )
-    enable_sparse(model, way='groups')(x)
+    enable_sparse(model, granularity=1, way='groups')(x)
     masks = masks_of(model)
     assert list(sizes) == list(masks)
     for name, mask in masks.items():
