@@ -23,6 +23,9 @@ from .l0_hook import L0Hook
 from .task_model import unwrap
 
 _KEY = 'budget'
+_SLOPE = 0.1
+"""What a logit of an image above the cap is pressed with at least; the slope of a sigmoid
+is 0.25 at most."""
 
 
 @HOOKS.register_module()
@@ -197,13 +200,17 @@ class BudgetHook(GateLossHook):
 
         probs = torch.stack([a.sigmoid().mean(dim=1) for a in logits], dim=1)
         # A gate at its floor is not pressed any further.
-        pressed = torch.where(probs.new_tensor(floored, dtype=torch.bool), probs.detach(), probs)
-        expected = share.of(pressed)
-        weight = torch.full_like(expected, state.weight)
+        held = probs.new_tensor(floored, dtype=torch.bool)
+        pressed = torch.where(held, probs.detach(), probs)
+        loss = state.weight * share.of(pressed)
         if self.cap is not None:
-            # Hard decisions say who is above the cap, probabilities lead down.
-            weight = weight + state.cap_weight * (batch.hard + state.correction > self.cap)
-        return (weight * expected).mean()
+            # Hard decisions say who is above the cap. Probabilities lead down, and logits
+            # where those are so sure that they have no slope.
+            slopes = torch.stack([(a - a.detach()).mean(dim=1) for a in logits], dim=1)
+            slopes = slopes.masked_fill(held, 0)
+            above = batch.hard + state.correction > self.cap
+            loss = loss + state.cap_weight * above * share.of(pressed + _SLOPE * slopes)
+        return loss.mean()
 
     def after_train_iter(
         self,

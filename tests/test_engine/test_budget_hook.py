@@ -95,14 +95,35 @@ def test_no_layer_falls_below_its_floor(make_runner, toy):
     assert lowest[0.25] > 0.2
 
 
-def test_images_above_the_cap_are_pressed(make_runner):
-    weights = {}
+def test_no_image_stays_above_the_cap(make_runner, toy):
+    """Bright pictures open more; a cap brings them down, and the mean stays about the target."""
+    data = toy.images(24)
+    data.images = data.images.abs() * torch.linspace(0.2, 2, 24).view(-1, 1, 1, 1)
+    loader = dict(dataset=data, sampler=dict(type='InfiniteSampler', shuffle=False), batch_size=24)
+    # A norm would hide how bright a picture is.
+    gate = dict(type='BinConcreteGate', norm_cfg=None)
+    found = {}
     for cap in (None, 0.6):
-        runner = make_runner([dict(type='BudgetHook', target=0.6, cap=cap)], max_iters=12)
+        torch.manual_seed(0)
+        model = toy.task(dict(toy.backbone, norm_eval=True, gate=gate))
+        for module in find_gates(model).values():
+            torch.nn.init.uniform_(module.fc1.weight, 0, 0.2)
+            torch.nn.init.uniform_(module.fc2.weight, 0, 0.2)
+        model.init_weights = lambda: None
+        runner = make_runner(
+            [dict(type='BudgetHook', target=0.5, cap=cap, check_interval=5)],
+            model=model,
+            max_iters=150,
+            train_dataloader=loader,
+            optim_wrapper=dict(optimizer=OPTIMIZERS['sgd']),
+            randomness=dict(seed=1),
+        )
         runner.train()
-        weights[cap] = budget_hook(runner).controller.state.cap_weight
-    assert weights[None] == 0
-    assert weights[0.6] > 0
+        found[cap] = shares(model, data.images)
+        # Eight channels a gate, which bright pictures open together: coarse steps.
+        assert 0.4 < sum(found[cap]) / len(found[cap]) < 0.56
+    assert max(found[None]) > 0.65
+    assert max(found[0.6]) <= 0.6
 
 
 def test_a_resumed_run_is_the_uninterrupted_one(make_runner, toy, tmp_path):
