@@ -15,6 +15,9 @@ _SHARPEST = 0.03
 _PER_LOGIT = 0.25
 """What the weights change by for every logit shifted. Optimizers of unit steps, such
 as Adam, answer to a weight like a switch, so it has to be turned slowly."""
+_WIDEST = 0.05
+"""Most that validations may correct by. Averaged weights (``EMAHook``) follow those of the
+training by many steps, and to chase them would close all gates."""
 
 
 @dataclass
@@ -31,7 +34,7 @@ class BudgetState:
         openness (list[float]): Smoothed openness of each gate.
         offset (float): Smoothed share of a batch in evaluation less that in
             training.
-        gap (float): Smoothed share in validation less that of the batches.
+        gap (float): Smoothed share in validation less that of the batches, bounded.
         seen, checks, validations (int): Numbers of readings, of batches in
             evaluation and of validations.
     """
@@ -195,7 +198,8 @@ class BudgetController:
         if self.progress(step) < 1 or not state.seen:
             return
         state.validations += 1
-        state.gap += max(0.5, 1 / state.validations) * (share - state.share)
+        gap = state.gap + max(0.5, 1 / state.validations) * (share - state.share)
+        state.gap = min(_WIDEST, max(-_WIDEST, gap))
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers and lists."""

@@ -26,6 +26,8 @@ _KEY = 'budget'
 _SLOPE = 0.1
 """What a logit of an image above the cap is pressed with at least; the slope of a sigmoid
 is 0.25 at most."""
+_MISSED = 0.02
+"""Distance from the target at the end of a training that is worth a warning."""
 
 
 @HOOKS.register_module()
@@ -88,6 +90,9 @@ class BudgetHook(GateLossHook):
     ) -> None:
         super().__init__(log_interval)
         self.target = _target(target, save)
+        numbers = dict(begin=begin, reach=reach, floor=floor, max_weight=max_weight)
+        for name, value in {**numbers, **({} if cap is None else dict(cap=cap))}.items():
+            _check_number(name, value)
         if not 0 <= begin < reach <= 1:
             raise ValueError(
                 f'BudgetHook: begin={begin!r} and reach={reach!r} must be parts of the training '
@@ -123,6 +128,7 @@ class BudgetHook(GateLossHook):
         self._inputs: Optional[tuple] = None
         self._report: Optional[Tensor] = None
         self._fixed: list[bool] = []
+        self._validated: Optional[tuple[int, float]] = None
         self._loaded: Optional[dict] = None
 
     def before_train(self, runner: Runner) -> None:
@@ -175,11 +181,25 @@ class BudgetHook(GateLossHook):
             self._share.detach()
         self._inputs = self._report = None
         if self.controller is not None and self.controller.state.seen:
-            state = self.controller.state
-            runner.logger.info(
-                f'BudgetHook: the network executes {state.share:.3f} of the '
-                f"backbone's MACs over the last batches, target {self.target:g}"
+            self._say_where(runner, self.controller.state.share)
+
+    def _say_where(self, runner: Runner, share: float) -> None:
+        """Say at which share a training has ended; loudly if it is not the target."""
+        where = 'over the last batches'
+        if self._validated is not None and self._validated[0] == runner.iter:
+            share, where = self._validated[1], 'in the last validation'
+        text = (
+            f"BudgetHook: the network executes {share:.3f} of the backbone's MACs {where}, target "
+            f'{self.target:g}'
+        )
+        missed = abs(share - self.target) > _MISSED
+        if missed:
+            text += (
+                '. Train longer, or let it reach the target earlier (reach='
+                f'{self.reach:g}); averaged weights (EMAHook) follow late. The network can '
+                f'be turned there as it is: tools/test.py --budget {self.target:g}'
             )
+        runner.logger.log(logging.WARNING if missed else logging.INFO, text)
 
     def loss(self, gates: dict[str, Gate], data_samples: Any, runner: Runner) -> Tensor:
         share, controller = self._share, self.controller
@@ -251,7 +271,8 @@ class BudgetHook(GateLossHook):
         """Take over what the validation counted, if it did."""
         saved = (metrics or {}).get('macs/pruning_ratio')
         if saved is not None and self.controller is not None:
-            self.controller.validated(1 - saved / 100, runner.iter)
+            self._validated = runner.iter, 1 - saved / 100
+            self.controller.validated(self._validated[1], runner.iter)
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         if self.controller is not None:
@@ -314,8 +335,8 @@ def _target(target: Optional[float], save: Optional[float]) -> float:
             "backbone's MACs to execute or to save"
         )
     for name, value in (('target', target), ('save', save)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
-            raise ValueError(f'BudgetHook: {name}={value!r} must be a number')
+        if value is not None:
+            _check_number(name, value)
     if target is not None:
         if not 0 < target <= 1:
             raise ValueError(
@@ -330,3 +351,8 @@ def _target(target: Optional[float], save: Optional[float]) -> float:
             'to save; 0.5 is half of them'
         )
     return 1.0 - save
+
+
+def _check_number(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f'BudgetHook: {name}={value!r} must be a number')

@@ -16,7 +16,7 @@ from torch import Tensor
 from .task_model import unwrap
 
 NEEDED = 0.75
-"""Share of the model's and of the checkpoint's tensors that have to fit."""
+"""Share of the model's and of the checkpoint's tensors that have to be there."""
 
 
 class CheckpointMismatchError(ValueError):
@@ -27,8 +27,9 @@ def check_fit(model: nn.Module, checkpoint: Mapping[str, Any], name: str) -> Non
     """See that a checkpoint is one of this model.
 
     Gates do not count: dense weights may be tried in a gated network, and the
-    other way round. A few tensors that do not fit are left to mmengine, which
-    names them in a warning.
+    other way round. A few tensors that are missing or too many are left to mmengine,
+    which names them in a warning. One of another shape is of another network: its layer
+    would stay random.
 
     Args:
         model (nn.Module): The model, which may be wrapped.
@@ -36,8 +37,8 @@ def check_fit(model: nn.Module, checkpoint: Mapping[str, Any], name: str) -> Non
         name (str): Path of the file, for the error.
 
     Raises:
-        CheckpointMismatchError: If more than a quarter of either side's tensors
-            do not fit; it counts and names them.
+        CheckpointMismatchError: If a tensor has another shape, or more than a quarter
+            of either side's tensors are not there; it counts and names them.
     """
     model = unwrap(model)
     if isinstance(model, BaseTTAModel):
@@ -59,7 +60,7 @@ def check_fit(model: nn.Module, checkpoint: Mapping[str, Any], name: str) -> Non
         if key in given and given[key] != shape
     ]
     fitting = len(wanted) - len(missing) - len(other)
-    if fitting >= NEEDED * max(len(wanted), len(given)):
+    if not other and fitting >= NEEDED * max(len(wanted), len(given)):
         return
     lines = [
         f'checkpoint {name} does not belong to this config: of the {len(wanted)} tensors of the '

@@ -137,8 +137,8 @@ def calibration_batches(runner: Runner, split: str, images: Optional[int] = None
     if cfg is None:
         raise ValueError(f'the config has no {split}_dataloader to calibrate on')
     loader = runner.build_dataloader(cfg)
-    if images is None:
-        return list(loader)
+    # A sampler for training by iterations never ends.
+    images = len(loader.dataset) if images is None else images
     size = loader.batch_size or loader.batch_sampler.batch_size
     return list(islice(loader, math.ceil(images / size)))
 

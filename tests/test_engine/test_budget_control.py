@@ -110,6 +110,9 @@ def test_validations_correct_what_batches_say():
     assert controller.state.share == pytest.approx(0.53)
     controller.validated(0.51, step=80)
     assert controller.state.share == pytest.approx(0.52)
+    for step in (85, 90, 95):
+        controller.validated(0.95, step)  # averaged weights that are still open
+    assert controller.state.gap == 0.05
 
 
 def test_the_cap_presses_while_images_are_above():

@@ -1,6 +1,8 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
 """A budget, by training with it."""
 
+import logging
+
 import pytest
 import torch
 from mmengine.registry import HOOKS
@@ -53,6 +55,31 @@ def test_training_ends_at_the_target(optimizer, budget, make_runner, toy):
     assert goals[0] > 0.8 and (goals[1:] <= goals[:-1] + 1e-9).all()
     # Reached well before the end.
     assert goals[73] == pytest.approx(budget.get('target', 0.5))
+
+
+def test_averaged_weights_are_not_chased(digits_cfg, build):
+    """An average over as many steps as lie between two validations is open for long."""
+    hooks = [
+        dict(type='BudgetHook', target=0.5, reach=0.3),
+        dict(type='GatedMACsHook'),
+        dict(type='EMAHook', momentum=0.02),
+    ]
+    cfg = digits_cfg(hooks, max_epochs=40, **{'train_cfg.val_interval': 6})
+    cfg.val_dataloader = dict(cfg.train_dataloader, sampler=dict(type='DefaultSampler'))
+    cfg.merge_from_dict(dict(val_cfg=dict(), val_evaluator=dict(type='Accuracy')))
+    cfg.default_hooks.checkpoint = None
+    runner = build(cfg)
+    runner.train()
+    assert budget_hook(runner).controller.state.hard > 0.4
+
+
+def test_a_missed_target_is_a_warning(make_runner, monkeypatch):
+    runner = make_runner([dict(type='BudgetHook', target=0.5)], max_iters=3)
+    said = []
+    monkeypatch.setattr(runner.logger, 'log', lambda level, text: said.append((level, text)))
+    runner.train()
+    assert [level for level, text in said if 'the network executes' in text] == [logging.WARNING]
+    assert 'tools/test.py --budget 0.5' in said[-1][1]
 
 
 def test_the_share_is_that_of_evaluation(make_runner, toy):
@@ -166,6 +193,8 @@ def test_a_state_is_for_resuming_only(make_runner, tmp_path):
         (dict(target=0), r'target=0 must be within \(0, 1\]'),
         (dict(target=1.2), r'target=1.2 must be within \(0, 1\]'),
         (dict(target='half'), "target='half' must be a number"),
+        (dict(target=0.5, reach='x'), "reach='x' must be a number"),
+        (dict(target=0.5, cap='x'), "cap='x' must be a number"),
         (dict(save=1.0), r'save=1.0 must be within \[0, 1\)'),
         (dict(), 'give one of them'),
         (dict(target=0.5, save=0.5), 'give one of them'),

@@ -1,15 +1,19 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
 """The gate threshold as a dial."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn as nn
 from mmengine.model import BaseModel
+from mmengine.runner import Runner
 from mmengine.structures import BaseDataElement
 
 from fgc_mm.backbones import GatedResNet
 from fgc_mm.complexity import count_macs
 from fgc_mm.evaluation import BudgetError, ThresholdDial
+from fgc_mm.evaluation.dial import calibration_batches
 from fgc_mm.gates import find_gates
 
 
@@ -62,3 +66,14 @@ def test_nothing_to_turn(batches):
     model.backbone = GatedResNet(18, base_channels=8, gate=dict(type='FBSGate'))
     with pytest.raises(ValueError, match=r'FBSGate .* has no threshold'):
         ThresholdDial(model.eval(), batches).find(0.5)
+
+
+@pytest.mark.parametrize(('images', 'batches'), [(None, 3), (4, 2)])
+def test_a_split_that_never_ends_is_calibrated_on_once(images, batches):
+    loader = dict(
+        batch_size=2, num_workers=0, dataset=[0] * 5, sampler=dict(type='InfiniteSampler')
+    )
+    runner = SimpleNamespace(
+        cfg=dict(train_dataloader=loader), build_dataloader=Runner.build_dataloader
+    )
+    assert len(calibration_batches(runner, 'train', images)) == batches
