@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 from importlib import metadata
+from pathlib import Path
 
 from mmengine.config import utils as config_utils
+from mmengine.utils import get_installed_path
 
 
 def teach_config_scopes() -> None:
@@ -13,11 +15,29 @@ def teach_config_scopes() -> None:
 
     mmengine looks an external config up by the name of a distribution, and
     takes mmseg's to be ``mmsegmentation``. The maintained line has another
-    name; looked up by the module's own name it is found.
+    name; looked up by the module's own name it is found. fgc_mm is looked up by
+    a module inside it, and so found in a clone as well as in a wheel.
     """
     scopes = config_utils.MODULE2PACKAGE
-    scopes.setdefault('fgc_mm', 'fgc_mm')
+    scopes['fgc_mm'] = __name__
     try:
         metadata.version(scopes['mmseg'])
     except metadata.PackageNotFoundError:
         scopes['mmseg'] = 'mmseg'
+
+
+def find_config(name: str) -> Path:
+    """Where a config of an installed package lies.
+
+    Args:
+        name (str): Its name as in ``_base_``: ``mmdet::folder/name.py``.
+
+    Raises:
+        ValueError: If the package is not installed.
+    """
+    scope, _, path = name.partition('::')
+    package = config_utils.MODULE2PACKAGE.get(scope, scope)
+    try:
+        return Path(get_installed_path(package), '.mim', 'configs', path)
+    except Exception as error:  # of a kind that depends on mmengine's version
+        raise ValueError(f'config {name}: {scope} is not installed') from error

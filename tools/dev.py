@@ -82,6 +82,13 @@ def lock():
         call(cmd, 'Resolving the versions', NETWORK_HINT, cwd=ROOT, stdout=subprocess.DEVNULL)
 
 
+def audit(line):
+    """Licences and known vulnerabilities of the packages of a line."""
+    uv = find_uv(find_python())
+    script = os.path.join('tools', 'dev_audit.py')
+    return line.in_env([line.python, script, uv, line.pins, line.mmcv])
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
     commands = parser.add_subparsers(dest='command')
@@ -98,10 +105,11 @@ def main():
     sub.add_argument('--rebuild', action='store_true', help='make it anew')
     sub = commands.add_parser('run', parents=[with_line], help='any command inside the environment')
     sub.add_argument('args', nargs=argparse.REMAINDER)
+    commands.add_parser('audit', parents=[with_line], help='licences, known vulnerabilities')
     commands.add_parser('lock', help='resolve the pinned versions anew')
     options = parser.parse_args()
     if not options.command:
-        parser.error('say what to do: demo, test, setup, run or lock')
+        parser.error('say what to do: demo, test, setup, run, audit or lock')
     line = LINES[getattr(options, 'line', 'maintained')]
     try:
         if options.command == 'lock':
@@ -117,6 +125,8 @@ def main():
         return demo(line, options.work_dir)
     if options.command == 'test':
         return test(line, options.slow, options.args)
+    if options.command == 'audit':
+        return audit(line)
     if options.command == 'run':
         return line.in_env(options.args or [line.python])
     return 0

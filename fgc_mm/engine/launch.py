@@ -28,6 +28,7 @@ from fgc_mm.datasets import (
     ensure_demo_data,
     name_broken_pictures,
 )
+from fgc_mm.registration import find_config
 
 from .gate_loss_hook import SetupError
 from .start_weights import check_start_weights
@@ -59,9 +60,17 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
 def read_config(path: str) -> Config:
     """Read a config file.
 
+    Args:
+        path (str): Its path, or its name in a package: ``fgc_mm::demo/resnet18_digits_gated.py``.
+
     Raises:
         UsageError: If the file does not exist or cannot be read as a config.
     """
+    if '::' in path:
+        try:
+            path = str(find_config(path))
+        except ValueError as error:
+            raise UsageError(str(error)) from error
     if not Path(path).is_file():
         raise UsageError(f'config {path} does not exist{_suggestion(Path(path))}')
     try:
@@ -88,7 +97,7 @@ def load_config(args: argparse.Namespace) -> Config:
     if args.work_dir is not None:
         cfg.work_dir = args.work_dir
     elif cfg.get('work_dir') is None:
-        cfg.work_dir = os.path.join('work_dirs', Path(args.config).stem)
+        cfg.work_dir = os.path.join('work_dirs', Path(args.config.split('::')[-1]).stem)
     return cfg
 
 
