@@ -5,9 +5,13 @@ from __future__ import annotations
 
 from importlib import metadata
 from pathlib import Path
+from typing import Optional
 
+from mmengine.config import Config
 from mmengine.config import utils as config_utils
 from mmengine.utils import get_installed_path
+
+SCOPE = 'fgc_mm'
 
 
 def teach_config_scopes() -> None:
@@ -19,11 +23,31 @@ def teach_config_scopes() -> None:
     a module inside it, and so found in a clone as well as in a wheel.
     """
     scopes = config_utils.MODULE2PACKAGE
-    scopes['fgc_mm'] = __name__
+    scopes[SCOPE] = __name__
     try:
         metadata.version(scopes['mmseg'])
     except metadata.PackageNotFoundError:
         scopes['mmseg'] = 'mmseg'
+    _keep_default_scope()
+
+
+def _keep_default_scope() -> None:
+    """Let what a base of fgc_mm names be looked up in the scope of its task.
+
+    mmengine marks everything of a ``mmdet::`` base to be looked up in mmdet. Ours
+    name detectors of mmdet and segmentors of mmseg, by their ``default_scope``.
+    """
+    upstream = Config._get_cfg_path
+
+    def get_cfg_path(cfg_path: str, filename: str) -> tuple[str, Optional[str]]:
+        if not cfg_path.startswith(f'{SCOPE}::'):
+            return upstream(cfg_path, filename)
+        path = find_config(cfg_path)
+        if not path.is_file():
+            raise FileNotFoundError(f'_base_ {cfg_path} does not exist: there is no {path}')
+        return str(path), None
+
+    Config._get_cfg_path = staticmethod(get_cfg_path)
 
 
 def find_config(name: str) -> Path:
