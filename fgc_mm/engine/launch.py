@@ -57,6 +57,16 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--local_rank', '--local-rank', type=int, default=0)
 
 
+def config_path(name: str) -> str:
+    """The path of a config that may be named as in ``_base_``, with ``package::`` before it."""
+    if '::' not in name:
+        return name
+    try:
+        return str(find_config(name))
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
 def read_config(path: str) -> Config:
     """Read a config file.
 
@@ -66,11 +76,7 @@ def read_config(path: str) -> Config:
     Raises:
         UsageError: If the file does not exist or cannot be read as a config.
     """
-    if '::' in path:
-        try:
-            path = str(find_config(path))
-        except ValueError as error:
-            raise UsageError(str(error)) from error
+    path = config_path(path)
     if not Path(path).is_file():
         raise UsageError(f'config {path} does not exist{_suggestion(Path(path))}')
     try:
@@ -88,6 +94,7 @@ def load_config(args: argparse.Namespace) -> Config:
         UsageError: If the file does not exist or cannot be read as a config.
     """
     os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
+    args.config = config_path(args.config)
     cfg = read_config(args.config)
     if args.cfg_options is not None:
         cfg.merge_from_dict(args.cfg_options)
@@ -97,7 +104,7 @@ def load_config(args: argparse.Namespace) -> Config:
     if args.work_dir is not None:
         cfg.work_dir = args.work_dir
     elif cfg.get('work_dir') is None:
-        cfg.work_dir = os.path.join('work_dirs', Path(args.config.split('::')[-1]).stem)
+        cfg.work_dir = os.path.join('work_dirs', Path(args.config).stem)
     return cfg
 
 
