@@ -281,7 +281,9 @@ class Line:
             )
         install = [uv, 'pip', 'install', '--python', self.python, '--no-deps']
         say('installing the pinned packages (about 7 GB; linked from the cache the next time)')
-        call(install + ['-r', self.pins], 'Installing the packages', NETWORK_HINT, cwd=ROOT)
+        # Not from here: the overrides in pyproject.toml, which `lock` heeds, would undo pins.
+        away = tempfile.gettempdir()
+        call(install + ['-r', self.pins], 'Installing the packages', NETWORK_HINT, cwd=away)
         wheel = self.mmcv_wheel()
         call(install + ['--reinstall', wheel], 'Installing mmcv', NETWORK_HINT)
         call(
