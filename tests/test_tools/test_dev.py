@@ -6,9 +6,15 @@ import os
 import subprocess
 import sys
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+
+from fgc_mm.versions import STACK, installed
+
+(MMENGINE,) = (requirement for requirement in STACK if requirement.module == 'mmengine')
 
 TOOLS = Path(__file__).parents[2] / 'tools'
 WHEELS = {
@@ -85,6 +91,15 @@ def test_the_lines_have_pins_and_folders_of_their_own(dev):
         ('original', 'mmengine==0.10.7'),
     ):
         assert mmengine in Path(dev.LINES[line].pins).read_text().splitlines()
+
+
+def test_this_environment_has_the_pinned_versions(dev):
+    used = 'original' if installed(MMENGINE)[0] == 'mmengine' else 'maintained'
+    pins = [Requirement(pin) for pin in Path(dev.LINES[used].pins).read_text().splitlines()]
+    here = [pin for pin in pins if pin.marker is None or pin.marker.evaluate()]
+    found = {pin.name: metadata.version(pin.name) for pin in here}
+    assert len(here) > 100
+    assert not [f'{pin}: {found[pin.name]}' for pin in here if found[pin.name] not in pin.specifier]
 
 
 @each_line
