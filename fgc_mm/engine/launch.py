@@ -28,6 +28,7 @@ from fgc_mm.datasets import (
     ensure_demo_data,
     name_broken_pictures,
 )
+from fgc_mm.registration import find_config
 
 from .gate_loss_hook import SetupError
 from .start_weights import check_start_weights
@@ -56,12 +57,26 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--local_rank', '--local-rank', type=int, default=0)
 
 
+def config_path(name: str) -> str:
+    """The path of a config that may be named as in ``_base_``, with ``package::`` before it."""
+    if '::' not in name:
+        return name
+    try:
+        return str(find_config(name))
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
 def read_config(path: str) -> Config:
     """Read a config file.
+
+    Args:
+        path (str): Its path, or its name in a package: ``fgc_mm::demo/resnet18_digits_gated.py``.
 
     Raises:
         UsageError: If the file does not exist or cannot be read as a config.
     """
+    path = config_path(path)
     if not Path(path).is_file():
         raise UsageError(f'config {path} does not exist{_suggestion(Path(path))}')
     try:
@@ -79,6 +94,7 @@ def load_config(args: argparse.Namespace) -> Config:
         UsageError: If the file does not exist or cannot be read as a config.
     """
     os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
+    args.config = config_path(args.config)
     cfg = read_config(args.config)
     if args.cfg_options is not None:
         cfg.merge_from_dict(args.cfg_options)

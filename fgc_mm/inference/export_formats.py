@@ -156,6 +156,14 @@ class TorchExport(Format):
 
     forms = ('masked',)
 
+    def __init__(self, opset: int = 17) -> None:
+        super().__init__(opset)
+        if not can_torch_export():
+            raise ValueError(
+                f"file_format='torch_export' needs torch >= 2.6, and this is {torch.__version__}: "
+                "use 'onnx' or 'torchscript'"
+            )
+
     def record(self, network: Recorded, example: Tensor, dynamic: Sequence[int]) -> bytes:
         shape = dict.fromkeys(dynamic, torch.export.Dim.AUTO)
         program = torch.export.export(network, (example,), dynamic_shapes=(shape,), strict=False)
@@ -172,6 +180,11 @@ class TorchExport(Format):
         buffer = io.BytesIO()
         torch.export.save(program, buffer, extra_files=extra)
         return buffer.getvalue()
+
+
+def can_torch_export() -> bool:
+    """Whether this torch.export records networks whose image size may change."""
+    return hasattr(getattr(torch.export, 'Dim', None), 'AUTO')
 
 
 FORMATS: dict[str, type[Format]] = dict(

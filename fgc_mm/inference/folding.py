@@ -22,11 +22,13 @@ from .stamp import Source, Stamp, checks
 # a shortcut, which spares more.
 PRODUCT_POSITIONS = 2048
 SUM_POSITIONS = 8192
+# torch 2.1 and 2.2 have it under this name only; compilers know both.
+is_compiling = getattr(torch.compiler, 'is_compiling', None) or torch._utils.is_compiling
 
 
 def recording() -> bool:
     """Whether someone watches the operations: a gradient, a trace, a compiler."""
-    return torch.is_grad_enabled() or torch.jit.is_tracing() or torch.compiler.is_compiling()
+    return torch.is_grad_enabled() or torch.jit.is_tracing() or is_compiling()
 
 
 def autocasts() -> bool:
