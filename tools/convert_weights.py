@@ -6,6 +6,8 @@ from __future__ import annotations
 import argparse
 
 from fgc_mm.backbones.convert import FORMATS, convert_file
+from fgc_mm.engine import launch
+from fgc_mm.engine.safe_loading import guarded_loading
 
 
 def parse_args() -> argparse.Namespace:
@@ -17,17 +19,19 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument('src', help='weight file of another code base')
     parser.add_argument('dst', help='checkpoint to write, for load_from or init_cfg')
+    launch.add_trust_argument(parser)
     return parser.parse_args()
 
 
 def main() -> None:
     args = parse_args()
     try:
-        conversion = convert_file(args.src, args.dst)
+        conversion = convert_file(args.src, args.dst, args.trust_checkpoint)
     except (OSError, ValueError) as error:
         raise SystemExit(f'convert_weights: {error}') from error
     print(f'{args.dst}: {conversion}')
 
 
 if __name__ == '__main__':
-    main()
+    with guarded_loading():
+        main()

@@ -50,6 +50,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         '--cfg-options', nargs='+', action=DictAction, help='override settings of the config'
     )
+    launch.add_trust_argument(parser)
     parser.set_defaults(launcher='none', local_rank=0)
     return parser.parse_args()
 

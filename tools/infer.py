@@ -28,6 +28,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         '--cfg-options', nargs='+', action=DictAction, help='override settings, as key=value'
     )
+    launch.add_trust_argument(parser)
     parser.set_defaults(work_dir=None, launcher='none', local_rank=0)
     return parser.parse_args()
 

@@ -18,6 +18,7 @@ def parse_args() -> argparse.Namespace:
         action='store_true',
         help='of a training with EMAHook take the weights as trained, not the averaged ones',
     )
+    launch.add_trust_argument(parser)
     return parser.parse_args()
 
 

@@ -26,6 +26,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         '--no-network', action='store_true', help='only what the logs and figures.json tell'
     )
+    launch.add_trust_argument(parser)
     return parser.parse_args()
 
 

@@ -38,6 +38,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         '--cfg-options', nargs='+', action=DictAction, help='override settings of the config'
     )
+    launch.add_trust_argument(parser)
     return parser.parse_args()
 
 

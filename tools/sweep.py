@@ -41,7 +41,8 @@ def runs_of(args: argparse.Namespace) -> tuple[list[Run], Path]:
     name = args.ablation or '_'.join(key for key, *_ in args.set)
     work_dir = Path(args.work_dir or f'work_dirs/sweep_{name}_{Path(args.config).stem}')
     tools = Path(__file__).parent
-    return make_runs(args.config, points, args.seeds, work_dir, args.cfg_options, tools), work_dir
+    runs = make_runs(args.config, points, args.seeds, work_dir, args.cfg_options, tools, args.flags)
+    return runs, work_dir
 
 
 def main() -> None:

@@ -75,7 +75,7 @@ def runs_of(args: argparse.Namespace, work_dir: Path) -> list[Run]:
     key, values = ('L0Hook.rho', args.rho) if args.rho else ('BudgetHook.target', args.targets)
     points = curves(key, values, ways)
     tools = Path(__file__).parent
-    return make_runs(args.config, points, args.seeds, work_dir, args.cfg_options, tools)
+    return make_runs(args.config, points, args.seeds, work_dir, args.cfg_options, tools, args.flags)
 
 
 def collected(args: argparse.Namespace) -> tuple[str, list[Row]]:

@@ -5,7 +5,6 @@ import argparse
 
 import torch
 from mmengine.config import Config
-from mmengine.runner import find_latest_checkpoint
 
 import fgc_mm  # noqa: F401  registers gates, backbones and hooks
 from fgc_mm.engine import launch
@@ -45,8 +44,9 @@ def merge_train_args(cfg: Config, args: argparse.Namespace) -> None:
         cfg.auto_scale_lr.enable = True
     if args.resume == 'auto':
         # Without a checkpoint to go on from, the config's load_from still holds.
-        if find_latest_checkpoint(cfg.work_dir) is not None:
-            cfg.resume, cfg.load_from = True, None
+        latest = launch.latest(cfg)
+        if latest is not None:
+            cfg.resume, cfg.load_from = True, latest
     elif args.resume is not None:
         cfg.resume, cfg.load_from = True, launch.existing(args.resume)
 

@@ -101,6 +101,7 @@ def _common() -> argparse.ArgumentParser:
     common.add_argument(
         '--cfg-options', nargs='+', action=DictAction, help='override settings of the config'
     )
+    launch.add_trust_argument(common)
     return common
 
 

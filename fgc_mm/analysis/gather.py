@@ -25,6 +25,7 @@ from ..datasets.broken import name_broken_pictures
 from ..engine import launch, unwrap
 from ..engine.checkpoint_fit import CheckpointFitHook, CheckpointMismatchError
 from ..engine.launch import UsageError
+from ..engine.safe_loading import CheckpointFileError
 from ..evaluation import PredictionCounter, read_macs
 from ..gates import Gate, find_gates, select_blocks
 from .gate_table import MACS, GateTable
@@ -72,7 +73,10 @@ def gather(
     if cache_dir is not None:
         path = cache_dir / f'gates_{_key(cfg, checkpoint, split, max_images)}.npz'
         if read_cache and path.is_file():
-            return GateTable.load(path)
+            try:
+                return GateTable.load(path)
+            except Exception as error:  # damaged, or with pickles in it, which are not read
+                print_log(f'{path} is left: {error!r}', logger='current', level=logging.WARNING)
     cfg = copy.deepcopy(cfg)  # what is filled in below is no part of the key
     launch.prepare_data(cfg, (split,))
     launch.fill_dataloader_defaults(cfg)
@@ -139,7 +143,7 @@ def _runner(cfg: Config, checkpoint: str, work_dir: str) -> Runner:
         runner.load_or_resume()
     except _GatesMissing as error:
         raise NoGatesError(str(error)) from error
-    except CheckpointMismatchError as error:
+    except (CheckpointMismatchError, CheckpointFileError) as error:
         raise UsageError(str(error)) from error
     runner.model.eval()
     return runner

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
+from ..engine.safe_loading import FLAG
+
 
 @dataclass(frozen=True)
 class Run:
@@ -38,6 +40,7 @@ class Run:
             Defaults to ''.
         series (str): Points with the same one are joined by a line.
             Defaults to ''.
+        flags (Sequence[str]): Further options of both tools. Defaults to none.
     """
 
     base: Path
@@ -49,6 +52,7 @@ class Run:
     options: Sequence[str] = ()
     label: str = ''
     series: str = ''
+    flags: Sequence[str] = ()
 
     @property
     def figures(self) -> Path:
@@ -105,7 +109,8 @@ class Run:
 
     def _command(self, tool: str) -> list[str]:
         script = str(self.tools / f'{tool}.py')
-        return [sys.executable, script, str(self.config), '--work-dir', str(self.folder)]
+        command = [sys.executable, script, str(self.config), '--work-dir', str(self.folder)]
+        return [*command, *self.flags]
 
     def _options(self) -> list[str]:
         return ['--cfg-options', f'randomness.seed={self.seed}', *self.options]
@@ -157,6 +162,14 @@ def add_run_arguments(parser: argparse.ArgumentParser, seeds: Sequence[int] = (0
     parser.add_argument('--report', action='store_true', help='table and plot of what is done')
     parser.add_argument(
         '--cfg-options', nargs='+', default=[], help='settings of every run, as key=value'
+    )
+    parser.add_argument(
+        FLAG,
+        dest='flags',
+        action='append_const',
+        const=FLAG,
+        default=[],
+        help='let every run load checkpoints as they are, even if that runs code in them',
     )
 
 

@@ -135,6 +135,7 @@ def make_runs(
     work_dir: str | Path,
     options: Sequence[str] = (),
     tools: str | Path = 'tools',
+    flags: Sequence[str] = (),
 ) -> list[Run]:
     """The runs of a sweep: every point with every seed.
 
@@ -146,6 +147,7 @@ def make_runs(
         options (Sequence[str]): ``--cfg-options`` of every run, as text.
             Defaults to none.
         tools (str | Path): Folder with ``train.py`` and ``test.py``.
+        flags (Sequence[str]): Further options of both. Defaults to none.
 
     Raises:
         ValueError: If the config has not the hooks the points are about.
@@ -165,6 +167,7 @@ def make_runs(
                 options=tuple(options),
                 label=point.label,
                 series=point.series,
+                flags=tuple(flags),
             )
             runs.append(run)
     return runs

@@ -162,15 +162,17 @@ def convert_state_dict(checkpoint: Mapping) -> Conversion:
     return Conversion(found.name, converted, backbone, num_classes, dropped)
 
 
-def convert_file(src: Union[str, Path], dst: Union[str, Path]) -> Conversion:
+def convert_file(src: Union[str, Path], dst: Union[str, Path], trust: bool = False) -> Conversion:
     """Convert a weight file into a checkpoint of an mmpretrain classifier.
 
-    Only tensors are read from ``src``, no code of it is run. ``dst`` appears
+    Only tensors are read from ``src``, no code of it is run unless it is trusted. ``dst`` appears
     whole or not at all.
 
     Args:
         src (str or Path): File of another code base.
         dst (str or Path): File to write; an existing one is replaced.
+        trust (bool): Load what is no plain tensors as well, which may run code of the
+            file. Defaults to False.
 
     Returns:
         Conversion: What was converted.
@@ -182,7 +184,7 @@ def convert_file(src: Union[str, Path], dst: Union[str, Path]) -> Conversion:
     if dst.exists() and dst.samefile(src):
         raise ValueError(f'{dst} is the source itself: name another file to write')
     try:
-        checkpoint = torch.load(src, map_location='cpu', weights_only=True)
+        checkpoint = torch.load(src, map_location='cpu', weights_only=not trust)
     except OSError:
         raise
     except Exception as error:  # a damaged file fails in any way

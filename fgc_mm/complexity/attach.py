@@ -63,11 +63,17 @@ class Attachments:
         self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=with_kwargs))
 
     def after(
-        self, module: nn.Module, func: Callable, with_kwargs: bool = False, passive: bool = False
+        self,
+        module: nn.Module,
+        func: Callable,
+        with_kwargs: bool = False,
+        passive: bool = False,
+        first: bool = False,
     ) -> None:
-        """Call ``func`` after each forward of the module."""
+        """Call ``func`` after each forward of the module, before all others if ``first``."""
         hook = Callback(func, passive)
-        self._handles.append(module.register_forward_hook(hook, with_kwargs=with_kwargs))
+        handle = module.register_forward_hook(hook, with_kwargs=with_kwargs, prepend=first)
+        self._handles.append(handle)
 
     def remove(self) -> None:
         """Take all hooks off again."""

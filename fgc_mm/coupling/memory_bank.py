@@ -260,7 +260,8 @@ class MemoryBank:
         self.data.copy_(state['data'])
 
     def check_state(self, state: dict[str, Any]) -> None:
-        """Raise a ValueError that says in what a state differs from this bank."""
+        """Raise a ValueError that says in what a state differs from this bank, or that it holds
+        what is no number."""
         mine = self.state_dict()
         differs = [
             f'{name} is {state.get(name)!r} there and {mine[name]!r} here'
@@ -269,6 +270,9 @@ class MemoryBank:
         ]
         if differs:
             raise ValueError('the stored memory bank does not fit: ' + '; '.join(differs))
+        # In pieces: the rows may be a mapped file larger than memory.
+        if not all(bool(torch.isfinite(rows).all()) for rows in state['data'].split(1 << 16)):
+            raise ValueError('the stored memory bank holds NaN or Inf')
 
     def __repr__(self) -> str:
         return (

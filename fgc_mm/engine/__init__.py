@@ -4,6 +4,7 @@ from .beta import beta_cdf, beta_pdf
 from .budget_control import BudgetController, BudgetState
 from .budget_hook import BudgetHook
 from .fgc_hook import FGCHook
+from .finite_hook import FiniteHook, NonFiniteError
 from .gate_loss_hook import GateLossHook, SetupError, records_of
 from .l0_hook import L0Hook, l0
 from .random_state_hook import RandomStateHook
@@ -16,8 +17,10 @@ __all__ = [
     'BudgetHook',
     'BudgetState',
     'FGCHook',
+    'FiniteHook',
     'GateLossHook',
     'L0Hook',
+    'NonFiniteError',
     'RandomStateHook',
     'Schedule',
     'SetupError',

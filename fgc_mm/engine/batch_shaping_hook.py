@@ -71,6 +71,7 @@ class BatchShapingHook(GateLossHook):
         self.b = b
         self.gather = gather
         self._history: deque[Tensor] = deque(maxlen=history)
+        self._current: list[Tensor] = []
 
     def loss(self, gates: dict[str, Gate], data_samples: Any, runner: Runner) -> Tensor:
         probs = torch.cat([record.probs for record in records_of(gates).values()], dim=1)
@@ -81,9 +82,25 @@ class BatchShapingHook(GateLossHook):
         current = torch.cat(ranks)
         joint = torch.cat([*self._history, current])
         before = sum(len(rows) for rows in ranks[: get_rank()])
-        self._history.append(current)
+        self._current.append(current)
         start = len(joint) - len(current) + before
         return zeta * batch_shaping(probs, self.a, self.b, joint, start)
+
+    def after_train_iter(
+        self,
+        runner: Runner,
+        batch_idx: int,
+        data_batch: Any = None,
+        outputs: Optional[dict] = None,
+    ) -> None:
+        """Let the batch join the history."""
+        super().after_train_iter(runner, batch_idx, data_batch, outputs)
+        self._history.extend(self._current)
+        self._current.clear()
+
+    def discard(self) -> None:
+        super().discard()
+        self._current.clear()
 
 
 def batch_shaping(

@@ -174,6 +174,10 @@ class BudgetHook(GateLossHook):
                 'controller starts anew',
             )
 
+    def discard(self) -> None:
+        super().discard()
+        self._inputs = self._report = None
+
     def after_train(self, runner: Runner) -> None:
         """Say where the training has ended."""
         super().after_train(runner)

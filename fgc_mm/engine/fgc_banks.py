@@ -9,6 +9,8 @@ from typing import Any, Optional
 
 import torch
 
+from .work_dir_paths import is_inside
+
 _ENDING = '.banks.pth'
 
 
@@ -61,22 +63,35 @@ def read_banks(path: str) -> dict[str, Any]:
     return state
 
 
-def find_banks(recorded: str, checkpoint: Optional[str]) -> Optional[str]:
+def find_banks(recorded: str, checkpoint: Optional[str], folders: list[str]) -> Optional[str]:
     """The file of banks that belongs to a checkpoint.
 
     Args:
-        recorded (str): Path the file was written to.
+        recorded (str): Path the file was written to, as the checkpoint says; it counts if
+            it is where this run writes.
         checkpoint (str, optional): Path of the checkpoint, which may have been
             moved or renamed together with its banks.
+        folders (list[str]): Where this run writes.
 
     Returns:
         str: The path, None if there is no such file.
     """
-    places = [recorded]
+    places = [recorded] if is_inside(recorded, folders) else []
     if checkpoint is not None and '://' not in checkpoint:
         beside = os.path.join(os.path.dirname(checkpoint), os.path.basename(recorded))
-        places = [banks_path(checkpoint), beside, recorded]
+        places = [banks_path(checkpoint), beside, *places]
     return next((place for place in places if os.path.isfile(place)), None)
+
+
+def own_banks(paths: Any, folders: list[str]) -> list[str]:
+    """Of what a checkpoint lists as files of banks, those that can be ones of this run.
+
+    Args:
+        paths (Any): What the checkpoint says.
+        folders (list[str]): Where this run writes.
+    """
+    listed = paths if isinstance(paths, (list, tuple)) else []
+    return [path for path in listed if is_inside(path, folders) and path.endswith(_ENDING)]
 
 
 def remove_orphans(paths: Iterable[str]) -> list[str]:
@@ -90,6 +105,8 @@ def remove_orphans(paths: Iterable[str]) -> list[str]:
     """
     kept = []
     for path in paths:
+        if not path.endswith(_ENDING):
+            continue
         checkpoint = path[: -len(_ENDING)] + '.pth'
         if os.path.exists(checkpoint):
             kept.append(path)

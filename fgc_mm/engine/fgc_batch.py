@@ -100,6 +100,29 @@ def collect_batch(
     return Batch(numbers[:, 0], labels, layers, counts)
 
 
+def check_finite(batch: Batch, iteration: int) -> None:
+    """See that every feature and logit is a number.
+
+    Args:
+        batch (Batch): The batch, the same on all ranks.
+        iteration (int): For the error.
+
+    Raises:
+        ValueError: Naming the gate and the first instance.
+    """
+    for name, layer in batch.layers.items():
+        for what, rows in (('features', layer.feature), ('logits', layer.logits)):
+            bad = ~torch.isfinite(rows).all(dim=1)
+            if not bool(bad.any()):
+                continue
+            raise ValueError(
+                f'FGCHook: the {what} of {name} contain NaN or Inf for {int(bad.sum())} of '
+                f'{len(bad)} instances at iteration {iteration}, the first is instance '
+                f'{int(batch.indices[bad][0])}; the training has diverged or that picture is '
+                'broken. Nothing of this batch has entered a bank'
+            )
+
+
 def gather_rows(rows: Tensor, counts: Sequence[int]) -> Tensor:
     """The rows of all ranks under each other.
 

@@ -12,8 +12,16 @@ from typing import TYPE_CHECKING, Any, Optional
 from mmengine.dist import is_main_process
 from mmengine.runner import Runner, find_latest_checkpoint
 
-from .fgc_banks import banks_path, find_banks, read_banks, remove_orphans, write_banks
+from .fgc_banks import (
+    banks_path,
+    find_banks,
+    own_banks,
+    read_banks,
+    remove_orphans,
+    write_banks,
+)
 from .schedules import epochs_seen
+from .work_dir_paths import run_folders
 
 if TYPE_CHECKING:
     from .fgc_hook import FGCHook
@@ -49,7 +57,10 @@ class FGCCheckpoint:
 
     def after_load(self, runner: Runner, checkpoint: dict) -> None:
         """Keep aside what a checkpoint holds; whether it is of use shows later."""
-        self._loaded = checkpoint.get(_KEY, {})
+        entry = checkpoint.get(_KEY)
+        self._loaded = dict(entry) if isinstance(entry, dict) else {}
+        if not isinstance(self._loaded.get('banks'), str):
+            self._loaded['banks'] = None
         self._path = runner._load_from
         if self._path is None and runner._resume:
             self._path = find_latest_checkpoint(runner.work_dir)
@@ -128,7 +139,7 @@ class FGCCheckpoint:
         hook, loaded = self.hook, self._loaded or {}
         same_size = loaded.get('num_instances') == hook.num_instances
         hook.seen = loaded['seen'] if same_size else round(epochs_seen(runner) * hook.num_instances)
-        self._files = list(loaded.get('files', []))
+        self._files = own_banks(loaded.get('files'), run_folders(runner))
         recorded = loaded.get('banks')
         if self.fresh_banks or (recorded is None and not self.save_banks):
             runner.logger.log(logging.WARNING, 'FGCHook: resuming with fresh banks')
@@ -140,11 +151,11 @@ class FGCCheckpoint:
                 'and those saved without an optimizer or with save_banks=False have none); resume '
                 f'one that has. {advice}'
             )
-        path = find_banks(recorded, self._path)
+        path = find_banks(recorded, self._path, run_folders(runner))
         if path is None:
             raise FileNotFoundError(
                 f'FGCHook: the banks of the checkpoint to be resumed, '
-                f'{os.path.basename(recorded)}, are neither beside it nor at {recorded}; copy '
+                f'{os.path.basename(recorded)}, are neither beside it nor in the work dir; copy '
                 f'the file there. {advice}'
             )
         try:

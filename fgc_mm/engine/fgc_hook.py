@@ -24,7 +24,7 @@ from ..coupling import (
 from ..datasets import install_instance_index, refuse_mixing
 from ..gates import Gate, select_blocks
 from ..gates.utils import Layers
-from .fgc_batch import Batch, collect_batch, gather_rows
+from .fgc_batch import Batch, check_finite, collect_batch, gather_rows
 from .fgc_checkpoint import FGCCheckpoint
 from .gate_loss_hook import GateLossHook
 from .random_state_hook import RandomStateHook
@@ -169,6 +169,7 @@ class FGCHook(GateLossHook):
         self.meters: dict[str, TurnoverMeter] = {}
         self.num_instances = 0
         self.seen = 0
+        self._pending: list[Batch] = []
         self.checkpoint = FGCCheckpoint(self, save_banks, fresh_banks)
 
     @property
@@ -231,11 +232,12 @@ class FGCHook(GateLossHook):
                 coupling.label_source.observe(batch.indices, batch.labels)
         if eta:
             value = eta * batch.weight * self._contrast(gates, batch)
-        for name, coupling in self.couplings.items():
-            layer = batch.layers[name]
-            coupling.update(layer.feature, layer.logits, batch.indices, batch.labels)
-        self.seen += len(batch.indices)
+        self._pending.append(batch)
         return value
+
+    def discard(self) -> None:
+        super().discard()
+        self._pending.clear()
 
     def after_train_iter(
         self,
@@ -244,8 +246,14 @@ class FGCHook(GateLossHook):
         data_batch: Any = None,
         outputs: Optional[dict] = None,
     ) -> None:
-        """Log turnover and overlap."""
+        """Update the banks, now that the step is taken; log turnover and overlap."""
         super().after_train_iter(runner, batch_idx, data_batch, outputs)
+        for batch in self._pending:
+            for name, coupling in self.couplings.items():
+                layer = batch.layers[name]
+                coupling.update(layer.feature, layer.logits, batch.indices, batch.labels)
+            self.seen += len(batch.indices)
+        self._pending.clear()
         if not self.every_n_train_iters(runner, self.log_interval):
             return
         overlaps = {
@@ -323,17 +331,7 @@ class FGCHook(GateLossHook):
     def _check(self, batch: Batch, runner: Runner) -> None:
         """Raise, on all ranks alike, before anything of the batch is used."""
         next(iter(self.couplings.values())).feature_bank.check_indices(batch.indices)
-        for name, layer in batch.layers.items():
-            for what, rows in (('features', layer.feature), ('logits', layer.logits)):
-                bad = ~torch.isfinite(rows).all(dim=1)
-                if not bool(bad.any()):
-                    continue
-                raise ValueError(
-                    f'FGCHook: the {what} of {name} contain NaN or Inf for {int(bad.sum())} of '
-                    f'{len(bad)} instances at iteration {runner.iter + 1}, the first is instance '
-                    f'{int(batch.indices[bad][0])}; the training has diverged or that picture is '
-                    'broken. Nothing of this batch has entered a bank'
-                )
+        check_finite(batch, runner.iter + 1)
 
     def _contrast(self, gates: dict[str, Gate], batch: Batch) -> Tensor:
         """Sum of L_g over the coupled gates, of this rank's instances."""

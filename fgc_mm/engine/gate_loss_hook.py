@@ -31,7 +31,7 @@ class GateLossHook(Hook):
     several such hooks work side by side.
 
     A subclass sets ``loss_name`` and implements :meth:`loss`. If it overrides
-    ``before_train`` or ``after_train``, it calls these.
+    ``before_train``, ``after_train`` or :meth:`discard`, it calls these.
 
     The first of these hooks also logs the share of open channels: its mean as
     ``gate/openness`` with the losses, every gate's as ``gate/openness/<gate>``
@@ -93,6 +93,14 @@ class GateLossHook(Hook):
             return self._after_forward(runner, args, kwargs, losses)
 
         self._attached.after(model, after_forward, with_kwargs=True)
+
+    def discard(self) -> None:
+        """Forget the batch whose loss was computed last, because its step is not taken.
+
+        A subclass that keeps anything of a batch changes it in ``after_train_iter`` and
+        forgets it here.
+        """
+        self._openness = {}
 
     def after_train(self, runner: Runner) -> None:
         """Take the forward hook off."""

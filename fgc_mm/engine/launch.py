@@ -30,8 +30,11 @@ from fgc_mm.datasets import (
 )
 from fgc_mm.registration import find_config
 
+from .finite_hook import FiniteHook, NonFiniteError
 from .gate_loss_hook import SetupError
+from .safe_loading import FLAG, CheckpointFileError, guarded_loading, trust_files
 from .start_weights import check_start_weights
+from .work_dir_paths import WorkDirHook, latest_checkpoint
 
 
 class UsageError(Exception):
@@ -53,6 +56,7 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
         default='none',
         help='job launcher; without a GPU the processes talk through gloo',
     )
+    add_trust_argument(parser)
     # torch.distributed.launch hands the local rank over as an argument.
     parser.add_argument('--local_rank', '--local-rank', type=int, default=0)
 
@@ -65,6 +69,25 @@ def config_path(name: str) -> str:
         return str(find_config(name))
     except ValueError as error:
         raise UsageError(str(error)) from error
+
+
+class _Trust(argparse.Action):
+    """Effective at once: no tool can forget to look at it."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+        setattr(namespace, self.dest, True)
+        trust_files()
+
+
+def add_trust_argument(parser: argparse.ArgumentParser) -> None:
+    """The way to load checkpoints that could run code, see docs/security.md."""
+    parser.add_argument(
+        FLAG,
+        action=_Trust,
+        nargs=0,
+        default=False,
+        help='load checkpoints as they are, even if that runs code in them',
+    )
 
 
 def read_config(path: str) -> Config:
@@ -123,6 +146,14 @@ def existing(checkpoint: str) -> str:
     return checkpoint
 
 
+def latest(cfg: Config) -> Optional[str]:
+    """The checkpoint a run goes on from, None if there is none yet."""
+    try:
+        return latest_checkpoint(cfg)
+    except FileNotFoundError as error:
+        raise UsageError(str(error)) from error
+
+
 def prepare(cfg: Config, splits: tuple[str, ...]) -> None:
     """Everything between the config and the Runner: weights, data, processes, defaults."""
     if 'train' in splits:
@@ -134,6 +165,8 @@ def prepare(cfg: Config, splits: tuple[str, ...]) -> None:
 
 def prepare_weights(cfg: Config) -> None:
     """See that the weights a training starts from are there."""
+    if cfg.get('resume') and cfg.get('load_from') is None:
+        cfg.load_from = latest(cfg)
     try:
         check_start_weights(cfg)
     except FileNotFoundError as error:
@@ -295,6 +328,9 @@ def build_runner(cfg: Config) -> Runner:
             f'the config cannot be built: {type(error).__name__}: {error}\n{hint}'
         ) from error
     _watch_pictures(runner)
+    runner.register_hook(WorkDirHook())
+    if not any(isinstance(hook, FiniteHook) for hook in runner.hooks):
+        runner.register_hook(FiniteHook())
     return runner
 
 
@@ -314,8 +350,9 @@ def run(main: Callable[[], Any]) -> None:
     """Call a tool's main function; usage errors become one message, exit code 2."""
     code = 0
     try:
-        main()
-    except (UsageError, SetupError) as error:
+        with guarded_loading():
+            main()
+    except (UsageError, SetupError, CheckpointFileError, NonFiniteError) as error:
         code = 2
         if int(os.environ.get('RANK', 0)) == 0:
             print(f'error: {error}', file=sys.stderr)

@@ -59,8 +59,9 @@ def publish(source: Union[str, Path], target: Union[str, Path], no_ema: bool = F
     """Write a checkpoint for publication.
 
     Args:
-        source (str | Path): The checkpoint. One made by somebody else is
-            unpickled, which can run code: publish your own.
+        source (str | Path): The checkpoint. Outside of the tools one made by somebody else
+            can run code: publish your own, or see
+            :func:`~fgc_mm.engine.safe_loading.guarded_loading`.
         target (str | Path): Name of the new file; the first eight digits of its
             SHA-256 are added, ``NAME-1a2b3c4d.pth``.
         no_ema (bool): See :func:`published`. Defaults to False.

@@ -88,7 +88,7 @@ class RandomStateHook(Hook):
     ) -> None:
         self._iters += 1
         # Checkpoints are saved by one rank; the others have to speak up before.
-        if get_world_size() > 1 and _checkpoint_due(runner):
+        if get_world_size() > 1 and checkpoint_due(runner):
             self._gather(runner)
 
     def after_train_epoch(self, runner: Runner) -> None:
@@ -150,7 +150,7 @@ def _generator(runner: Runner) -> Optional[torch.Generator]:
     return getattr(getattr(runner.train_loop, 'dataloader', None), 'generator', None)
 
 
-def _checkpoint_due(runner: Runner) -> bool:
+def checkpoint_due(runner: Runner) -> bool:
     """Whether a checkpoint is saved after this iteration."""
     hooks = [h for h in runner.hooks if isinstance(h, CheckpointHook) and not h.by_epoch]
     return any(

@@ -101,7 +101,7 @@ def load_fitting(model: nn.Module, path: str) -> dict:
     try:
         loaded = _load_checkpoint(path, map_location='cpu')
     except Exception as error:  # pickle's own errors share no base class
-        raise ValueError(f'checkpoint {path} cannot be read: {error!r}') from error
+        raise ValueError(f'checkpoint {path} cannot be read: {error}') from error
     state = loaded.get('state_dict', loaded) if isinstance(loaded, dict) else {}
     state = {key.removeprefix('module.'): value for key, value in state.items()}
     own = model.state_dict()

@@ -1,15 +1,19 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
 import uuid
 
+import malicious
+import numpy as np
 import pytest
 import torch
 import torch.nn as nn
+from gate_tables import make_table
 from mmengine.model import BaseModel
 from mmengine.runner import Runner
 from mmengine.structures import BaseDataElement
 from torch.utils.data import Dataset
 
 from fgc_mm.analysis import GateCollectorHook, openness
+from fgc_mm.analysis.gate_table import GateTable
 from fgc_mm.backbones import GatedResNet
 from fgc_mm.gates import find_gates
 
@@ -82,3 +86,15 @@ def test_a_model_without_gates(tmp_path):
     runner.register_hook(GateCollectorHook())
     with pytest.raises(ValueError, match='the model Task has no gates'):
         runner.test()
+
+
+def test_a_cache_with_pickles_is_not_read(tmp_path):
+    """An array of objects in place of one of numbers, which would make a folder."""
+    make_table().save(tmp_path / 'cache.npz')
+    with np.load(tmp_path / 'cache.npz') as arrays:
+        content = dict(arrays)
+    content['amount'] = np.array([malicious.Bomb(tmp_path / 'marker')], dtype=object)
+    np.savez(tmp_path / 'cache.npz', **content)
+    with pytest.raises(ValueError, match='allow_pickle=False'):
+        GateTable.load(tmp_path / 'cache.npz')
+    assert not (tmp_path / 'marker').exists()

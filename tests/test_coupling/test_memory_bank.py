@@ -220,3 +220,14 @@ def test_bank_on_a_gpu_is_the_bank_on_the_cpu():
     for bank in banks:
         bank.update(indices, vectors.to(bank.data.device))
     assert torch.allclose(banks[0].data, banks[1].data.cpu(), atol=1e-6)
+
+
+def test_a_state_that_is_no_numbers_is_refused():
+    bank = MemoryBank(4, 3)
+    before = bank.data.clone()
+    for bad in (float('nan'), float('inf')):
+        state = {**bank.state_dict(), 'data': before.clone()}
+        state['data'][3, 1] = bad
+        with pytest.raises(ValueError, match='holds NaN or Inf'):
+            bank.load_state_dict(state)
+    assert torch.equal(bank.data, before)

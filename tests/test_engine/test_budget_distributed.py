@@ -1,14 +1,8 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
 """A budget in two processes, through tools/train.py."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import torch
-
-REPOSITORY = Path(__file__).parents[2]
+from two_ranks import train_on_two_ranks
 
 # What every rank writes down, in a module the config imports.
 RECORDER = """
@@ -52,21 +46,7 @@ def test_the_same_on_all_ranks(digits_cfg, tmp_path):
         custom_imports=dict(imports=['fgc_mm', 'budget_recorder']),
         **{'train_dataloader.batch_size': 8, 'model.backbone.gate': gate},
     )
-    cfg.dump(str(tmp_path / 'cfg.py'))
-    env = {
-        **os.environ,
-        'PYTHONPATH': os.pathsep.join((str(REPOSITORY), str(tmp_path))),
-        'OMP_NUM_THREADS': '1',
-        'CUDA_VISIBLE_DEVICES': '',
-    }
-    command = [
-        sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc_per_node', '2',
-        'tools/train.py', str(tmp_path / 'cfg.py'), '--launcher', 'pytorch',
-        '--work-dir', str(tmp_path / 'run'),
-    ]  # fmt: skip
-    done = subprocess.run(
-        command, cwd=REPOSITORY, env=env, capture_output=True, text=True, timeout=600
-    )
+    done = train_on_two_ranks(cfg, tmp_path)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     ranks = [torch.load(tmp_path / f'run/rank{rank}.pth', weights_only=True) for rank in (0, 1)]
     assert len(ranks[0]) == len(ranks[1]) == 3

@@ -12,7 +12,7 @@ from mmengine.hooks import EMAHook, Hook
 
 from fgc_mm.engine import FGCHook, RandomStateHook
 from fgc_mm.engine.fgc_banks import read_banks, write_banks
-from fgc_mm.engine.random_state_hook import _checkpoint_due
+from fgc_mm.engine.random_state_hook import checkpoint_due
 
 FGC = dict(type='FGCHook', layers=[-2, -1], k=5, eta=0.1, log_interval=2)
 
@@ -303,7 +303,7 @@ def test_all_ranks_know_when_a_checkpoint_is_due(digits_cfg, build):
 
     class Ask(Hook):
         def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-            if _checkpoint_due(runner):
+            if checkpoint_due(runner):
                 due.append(f'iter_{runner.iter + 1}.pth')
 
     loop = {
