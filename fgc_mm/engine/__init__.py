@@ -7,6 +7,7 @@ from .fgc_hook import FGCHook
 from .gate_loss_hook import GateLossHook, SetupError, records_of
 from .l0_hook import L0Hook, l0
 from .random_state_hook import RandomStateHook
+from .safe_checkpoint_hook import CheckpointError, SafeCheckpointHook
 from .schedules import Schedule, build_schedule, epochs_seen
 from .task_model import forward_argument, unwrap
 
@@ -15,10 +16,12 @@ __all__ = [
     'BudgetController',
     'BudgetHook',
     'BudgetState',
+    'CheckpointError',
     'FGCHook',
     'GateLossHook',
     'L0Hook',
     'RandomStateHook',
+    'SafeCheckpointHook',
     'Schedule',
     'SetupError',
     'batch_shaping',

@@ -1,0 +1,103 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""The checkpoint ``--resume`` goes on from."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+import zlib
+from typing import Optional
+
+from .fgc_banks import banks_path
+
+_BANKS = banks_path('.pth')
+
+
+def what_is_wrong(path: str) -> Optional[str]:
+    """Why a local checkpoint cannot be gone on from, without unpickling it.
+
+    Args:
+        path (str): The checkpoint.
+
+    Returns:
+        str: What is wrong with it or its banks; None if both are whole.
+    """
+    if os.path.isdir(path):  # as written by deepspeed
+        return None
+    if not os.path.isfile(path):
+        return 'does not exist'
+    damage = _damage(path)
+    if damage is None and os.path.isfile(banks_path(path)):
+        damage = _damage(banks_path(path))
+        damage = damage and f'has banks, {os.path.basename(banks_path(path))}, whose file {damage}'
+    return damage
+
+
+def find_resume_point(work_dir: str) -> tuple[Optional[str], Optional[str]]:
+    """The checkpoint to go on from.
+
+    That is the one ``last_checkpoint`` names, also if the folder was moved since.
+    If it is missing or broken, it is the newest whole one beside it.
+
+    Args:
+        work_dir (str): Folder of the training.
+
+    Returns:
+        tuple: The path, None if the training has not saved one yet; and, if it is
+        not the one ``last_checkpoint`` names, a sentence that says so.
+
+    Raises:
+        ValueError: If there are checkpoints, but none is whole.
+    """
+    last = os.path.join(work_dir, 'last_checkpoint')
+    if not os.path.isfile(last):
+        wrong, folders = f'{last} is missing', [work_dir]
+    else:
+        with open(last, errors='replace') as file:
+            named = file.read().strip('\0 \n')
+        if '://' in named:
+            return named, None
+        problem = what_is_wrong(named) if named else 'names no file'
+        if named and problem is None:
+            return named, None
+        wrong = f'{last} names {named}, which {problem}' if named else f'{last} is empty'
+        folders = list(dict.fromkeys([os.path.dirname(named) or work_dir, work_dir]))
+        moved = os.path.join(work_dir, os.path.basename(named))
+        if problem == 'does not exist' and what_is_wrong(moved) is None:
+            return moved, f'{wrong}; going on from {moved}'
+    others = [path for folder in folders for path in _checkpoints(folder)]
+    for path in sorted(others, key=os.path.getmtime, reverse=True):
+        if what_is_wrong(path) is None:
+            return path, f'{wrong}; going on from the newest whole checkpoint, {path}'
+    if not os.path.isfile(last) and not others:
+        return None, None
+    found = (
+        f'of {len(others)} checkpoints beside it none is whole' if others else 'there is no other'
+    )
+    raise ValueError(
+        f'{wrong}, and {found}. Name a checkpoint by --resume CHECKPOINT, or start anew without '
+        '--resume'
+    )
+
+
+def _checkpoints(folder: str) -> list[str]:
+    """The checkpoints of a folder that can be resumed: the best ones have no optimizer."""
+    if not os.path.isdir(folder):
+        return []
+    return [
+        os.path.join(folder, name)
+        for name in os.listdir(folder)
+        if name.endswith('.pth') and not name.endswith(_BANKS) and not name.startswith('best_')
+    ]
+
+
+def _damage(path: str) -> Optional[str]:
+    """What is wrong with a file of ``torch.save``, a ZIP archive with checksums."""
+    if not os.path.getsize(path):
+        return 'is empty'
+    try:
+        with zipfile.ZipFile(path) as archive:
+            broken = archive.testzip()
+    except (zipfile.BadZipFile, zlib.error, OSError, NotImplementedError, EOFError) as error:
+        return f'is broken ({error})'
+    return None if broken is None else f'is broken ({broken} in it has another checksum)'
