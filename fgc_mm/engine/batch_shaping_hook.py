@@ -102,7 +102,7 @@ class BatchShapingHook(GateLossHook):
         if self._history and self._history[-1].size(1) != current.size(1):
             self._history.clear()  # resumed with other gates
         joint = torch.cat([*self._history, current])
-        before = sum(len(rows) for rows in ranks[: get_rank()])
+        before = sum(len(rows) for rows in ranks[: get_rank()]) if len(ranks) > 1 else 0
         self._history.append(current)
         start = len(joint) - len(current) + before
         return zeta * batch_shaping(probs, self.a, self.b, joint, start)

@@ -333,6 +333,15 @@ def run(main: Callable[[], Any]) -> None:
     except BrokenPictureError as error:  # met by one rank only; out of a worker with a traceback
         code = 2
         print(f'error: {str(error).rpartition("BrokenPictureError: ")[2].strip()}', file=sys.stderr)
+    except RuntimeError as error:
+        if not _lost_another(error) or os.environ.get('FGC_MM_TRACEBACK'):
+            raise
+        print(
+            'error: another process of this training has ended or does not answer any more '
+            f'({error}). If it has said why, mend that; then go on with --resume',
+            file=sys.stderr,
+        )
+        _leave(1)  # nothing is left to agree upon with the others
     finally:
         distributed = torch_dist.is_available() and torch_dist.is_initialized()
         if distributed:
@@ -340,6 +349,14 @@ def run(main: Callable[[], Any]) -> None:
     if distributed:
         _leave(code)
     sys.exit(code)
+
+
+def _lost_another(error: RuntimeError) -> bool:
+    """Whether the process group has broken down, as gloo and NCCL put it."""
+    if not (torch_dist.is_available() and torch_dist.is_initialized()):
+        return False
+    signs = ('closed by peer', 'reset by peer', 'Broken pipe', 'imed out', 'imeout', 'NCCL error')
+    return any(sign in str(error) for sign in signs)
 
 
 def _leave(code: int) -> NoReturn:

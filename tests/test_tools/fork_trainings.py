@@ -1,8 +1,8 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
-"""Runs tools/train.py again and again, each time in a new process, but imports the stack once.
+"""Runs tools/train.py again and again, each time in new processes, but imports the stack once.
 
-Reads lines of JSON, the arguments and a file for the output; answers each with the number of
-the process, and with its exit status once it has ended."""
+Reads lines of JSON: the arguments and, for each rank, its environment and a file for its output.
+Answers each with the numbers of the processes, then with number and status of each that ends."""
 
 import json
 import os
@@ -14,10 +14,11 @@ from pathlib import Path
 TRAIN = Path(__file__).parents[2] / 'tools' / 'train.py'
 
 
-def train(args, log):
+def train(args, env, log):
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
+    os.environ.update(env)
     sys.argv = ['train.py', *args]
     code = 1
     try:
@@ -38,12 +39,16 @@ def main(package):
 
     import_module(f'{package}.utils').register_all_modules(init_default_scope=False)
     for line in sys.stdin:
-        args, log = json.loads(line)
-        child = os.fork()
-        if not child:
-            train(args, log)
-        print(child, file=answers, flush=True)
-        print(os.waitpid(child, 0)[1], file=answers, flush=True)
+        args, ranks = json.loads(line)
+        children = []
+        for env, log in ranks:
+            child = os.fork()
+            if not child:
+                train(args, env, log)
+            children.append(child)
+        print(json.dumps(children), file=answers, flush=True)
+        for _ in children:
+            print(json.dumps(os.wait()), file=answers, flush=True)
 
 
 if __name__ == '__main__':
