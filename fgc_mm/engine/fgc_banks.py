@@ -27,9 +27,6 @@ def write_banks(path: str, state: dict[str, Any]) -> None:
             :meth:`~fgc_mm.engine.SafeCheckpointHook.stage`.
         state (dict): Tensors, numbers and strings. Tensors are written as they
             lie, without a copy.
-
-    Raises:
-        OSError: If there is no room.
     """
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     with open(path, 'wb') as file:

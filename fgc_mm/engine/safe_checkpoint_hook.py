@@ -188,8 +188,9 @@ class SafeCheckpointHook(Hook):
         except BaseException as error:
             for path in self._staged:
                 discard(partial_path(path))
-            if isinstance(error, OSError):
-                raise self._failed(self.target, error) from error
+            reason = _reason(error)
+            if reason is not None:
+                raise self._failed(self.target, reason) from error
             raise
         finally:
             self.target = None
@@ -263,6 +264,13 @@ class _Postponing:
 
     def rmtree(self, path: str) -> None:
         self.outdated[str(path)] = self.backend.rmtree
+
+
+def _reason(error: Optional[BaseException]) -> Optional[OSError]:
+    """What the system said; ``torch.save`` hides it behind an error of its own."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def _is_local(out_dir: str, client: Optional[dict], backend: Optional[dict]) -> bool:

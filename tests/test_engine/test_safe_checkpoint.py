@@ -12,7 +12,7 @@ from mmengine.fileio import LocalBackend
 from mmengine.hooks import CheckpointHook
 from mmengine.registry import HOOKS
 
-from fgc_mm.engine import RandomStateHook, SafeCheckpointHook
+from fgc_mm.engine import CheckpointError, RandomStateHook, SafeCheckpointHook
 
 FGC = dict(type='FGCHook', layers=[-1], k=5, eta=0.1)
 SAFE = dict(type='SafeCheckpointHook')
@@ -178,6 +178,22 @@ def test_a_kill_between_two_names(digits_cfg, build, tmp_path):
     assert files(folder) == files(full.work_dir)
     for name, value in full.model.state_dict().items():
         assert torch.equal(value, resumed.model.state_dict()[name])
+
+
+def test_no_room_for_the_banks(digits_cfg, build, room_for_files_of):
+    """They are written first; nothing of the checkpoint is there then."""
+    hook = {**FGC, 'layers': 'all'}
+    folder = Path(train(build, digits_cfg([hook], max_epochs=1)).work_dir)
+    before = files(folder)
+    runner = build(digits_cfg([hook], max_epochs=2, resume=True))
+    runner.logger.handlers.clear()  # its file is under the same limit
+    message = (
+        r'epoch_2.pth could not be saved: File too large. The last .*epoch_1.pth, is untouched'
+    )
+    room = (folder / 'epoch_1.banks.pth').stat().st_size // 2
+    with room_for_files_of(room), pytest.raises(CheckpointError, match=message):
+        runner.train()
+    assert files(folder) == before
 
 
 def test_what_a_checkpoint_names_stays_inside_its_folder(digits_cfg, build, tmp_path):

@@ -1,9 +1,6 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
 """tools/train.py on a full disk, after a damaged checkpoint, and twice with the same seed."""
 
-import contextlib
-import resource
-
 import pytest
 import torch
 from trainings import differences, outcome
@@ -14,34 +11,20 @@ FGC = 'configs/demo/resnet18_digits_fgc.py'
 SMALL = ['custom_hooks.3.k=2', 'train_cfg.val_interval=1', 'default_hooks.checkpoint.interval=1']
 
 
-@contextlib.contextmanager
-def room_for_files_of(size):
-    """What a write beyond that meets is a real error of the system (EFBIG)."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def test_a_full_disk(run_tool, short_options, tmp_path):
-    """First the checkpoint does not fit, then its banks, which are written before."""
+def test_a_full_disk(run_tool, short_options, tmp_path, room_for_files_of):
     options = short_options(FGC, *SMALL)
     assert run_tool('train', FGC, '--work-dir', tmp_path, *options)[0] == 0
     kept = {path.name: path.read_bytes() for path in tmp_path.glob('*.pth')}
     assert sorted(kept) == ['epoch_1.banks.pth', 'epoch_1.pth']
     more = short_options(FGC, *SMALL, 'train_cfg.max_epochs=2')
-    banks, whole = len(kept['epoch_1.banks.pth']), len(kept['epoch_1.pth'])
-    for room in ((banks + whole) // 2, banks // 2):
-        with room_for_files_of(room):
-            code, _, err = run_tool('train', FGC, '--work-dir', tmp_path, '--resume', *more)
-        assert code == 2 and 'Traceback' not in err
-        assert f'error: {tmp_path}/epoch_2.pth could not be saved: File too large. ' in err
-        assert f'The last whole checkpoint, {tmp_path}/epoch_1.pth, is untouched. Make room' in err
-        assert {path.name: path.read_bytes() for path in tmp_path.glob('*.pth')} == kept
-        assert not list(tmp_path.glob('*.partial'))
-        assert find_resume_point(str(tmp_path)) == (str(tmp_path / 'epoch_1.pth'), None)
+    with room_for_files_of(len(kept['epoch_1.pth']) // 2):  # and of banks and logs
+        code, _, err = run_tool('train', FGC, '--work-dir', tmp_path, '--resume', *more)
+    assert code == 2 and 'Traceback' not in err
+    assert f'error: {tmp_path}/epoch_2.pth could not be saved: File too large. ' in err
+    assert f'The last whole checkpoint, {tmp_path}/epoch_1.pth, is untouched. Make room' in err
+    assert {path.name: path.read_bytes() for path in tmp_path.glob('*.pth')} == kept
+    assert not list(tmp_path.glob('*.partial'))
+    assert find_resume_point(str(tmp_path)) == (str(tmp_path / 'epoch_1.pth'), None)
     assert run_tool('train', FGC, '--work-dir', tmp_path, '--resume', *more)[0] == 0
     names = sorted(path.name for path in tmp_path.glob('*.pth'))
     assert names == ['epoch_2.banks.pth', 'epoch_2.pth']
