@@ -11,12 +11,12 @@ import torch
 
 from .atomic_files import partial_path, put_in_place
 
-_ENDING = '.banks.pth'
+ENDING = '.banks.pth'
 
 
 def banks_path(checkpoint: str) -> str:
     """``epoch_3.pth`` -> ``epoch_3.banks.pth``."""
-    return os.path.splitext(checkpoint)[0] + _ENDING
+    return os.path.splitext(checkpoint)[0] + ENDING
 
 
 def write_banks(path: str, state: dict[str, Any]) -> None:

@@ -8,9 +8,10 @@ import zipfile
 import zlib
 from typing import Optional
 
-from .fgc_banks import banks_path
+from .fgc_banks import ENDING, banks_path
 
-_BANKS = banks_path('.pth')
+
+_BROKEN = (zipfile.BadZipFile, zlib.error, OSError, NotImplementedError, EOFError)
 
 
 def what_is_wrong(path: str) -> Optional[str]:
@@ -81,14 +82,25 @@ def find_resume_point(work_dir: str) -> tuple[Optional[str], Optional[str]]:
 
 
 def _checkpoints(folder: str) -> list[str]:
-    """The checkpoints of a folder that can be resumed: the best ones have no optimizer."""
+    """The checkpoints of a folder that can be gone on from."""
     if not os.path.isdir(folder):
         return []
-    return [
-        os.path.join(folder, name)
-        for name in os.listdir(folder)
-        if name.endswith('.pth') and not name.endswith(_BANKS) and not name.startswith('best_')
-    ]
+    paths = [os.path.join(folder, name) for name in os.listdir(folder) if name.endswith('.pth')]
+    return [path for path in paths if os.path.isfile(path) and _is_of_a_training(path)]
+
+
+def _is_of_a_training(path: str) -> bool:
+    """Whether the keys of a training are in a file: banks, best and published checkpoints and
+    plain weights lack one. What is too broken to tell counts as one."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            (pickled,) = (name for name in archive.namelist() if name.endswith('/data.pkl'))
+            content = archive.read(pickled)
+    except (*_BROKEN, ValueError):
+        return not path.endswith(ENDING)
+    # As torch.save pickles a string: its length, then its letters.
+    keys = (b'\x0b\0\0\0message_hub', b'\x09\0\0\0optimizer')
+    return all(key in content for key in keys)
 
 
 def _damage(path: str) -> Optional[str]:
@@ -98,6 +110,6 @@ def _damage(path: str) -> Optional[str]:
     try:
         with zipfile.ZipFile(path) as archive:
             broken = archive.testzip()
-    except (zipfile.BadZipFile, zlib.error, OSError, NotImplementedError, EOFError) as error:
+    except _BROKEN as error:
         return f'is broken ({error})'
     return None if broken is None else f'is broken ({broken} in it has another checksum)'

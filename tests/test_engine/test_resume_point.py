@@ -15,10 +15,15 @@ def folder(tmp_path):
     """Three epochs, the last of them latest; a best one, and something unfinished."""
     folder = tmp_path / 'run'
     folder.mkdir()
-    for number, name in enumerate(['epoch_1', 'epoch_2', 'epoch_3', 'best_acc_epoch_3']):
-        for ending in ('.pth', '.banks.pth') if name.startswith('epoch') else ('.pth',):
-            torch.save(dict(weights=torch.arange(5000.0)), folder / f'{name}{ending}')
-            os.utime(folder / f'{name}{ending}', (1000 + number,) * 2)
+    best = dict(meta=dict(cfg='optimizer'), weights=torch.arange(5000.0), message_hub={})
+    for number, name in enumerate(['epoch_1', 'epoch_2', 'epoch_3', 'best_acc', 'plain']):
+        whole = name.startswith('epoch')
+        files = {f'{name}.pth': {**best, 'optimizer': {}} if whole else best}
+        if whole:
+            files[f'{name}.banks.pth'] = dict(layers={}, rows=torch.arange(5000.0))
+        for file, content in files.items():
+            torch.save(content, folder / file)
+            os.utime(folder / file, (1000 + number,) * 2)
     (folder / 'epoch_4.pth.partial').write_bytes(b'half')
     (folder / 'last_checkpoint').write_text(str(folder / 'epoch_3.pth'))
     return folder
