@@ -10,7 +10,6 @@ from typing import Optional
 
 from .fgc_banks import ENDING, banks_path
 
-
 _BROKEN = (zipfile.BadZipFile, zlib.error, OSError, NotImplementedError, EOFError)
 
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 import os
 from collections.abc import Callable
 from functools import partial
@@ -17,6 +16,7 @@ from mmengine.registry import HOOKS
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner, find_latest_checkpoint
 
 from .atomic_files import discard, partial_path, put_in_place, remove_partials, sync_file
+from .epoch_length import EpochLength, epoch_length
 from .fgc_banks import banks_path
 from .random_state_hook import RandomStateHook
 
@@ -44,7 +44,9 @@ class SafeCheckpointHook(Hook):
     A checkpoint is saved before the validation that is due at the same time, and
     mmengine does not validate after resuming it: the metrics would be missing, and
     whatever learns from them (best checkpoints, ``BudgetHook``, early stopping).
-    A resumed training therefore begins with that validation.
+    A resumed training therefore begins with that validation. If its epochs have
+    another length than before, as with another number of ranks, iterations and
+    schedules are translated (:class:`~fgc_mm.engine.epoch_length.EpochLength`).
 
     The hook brings :class:`RandomStateHook` along. ``tools/train.py`` adds it to every
     training, ``FGCHook`` brings it along; elsewhere it is an entry of ``custom_hooks``.
@@ -65,6 +67,7 @@ class SafeCheckpointHook(Hook):
         self._newest: Optional[str] = None
         self._validating = False
         self._work_dir = ''
+        self._epoch_length = EpochLength()
 
     @staticmethod
     def of(runner: Runner) -> SafeCheckpointHook:
@@ -91,6 +94,7 @@ class SafeCheckpointHook(Hook):
     def before_run(self, runner: Runner) -> None:
         if not any(isinstance(hook, RandomStateHook) for hook in runner.hooks):
             runner.register_hook(RandomStateHook())
+        self._epoch_length.keep(runner)
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         # Also called for load_from and testing: whether it is of use shows later.
@@ -116,7 +120,7 @@ class SafeCheckpointHook(Hook):
             runner, 'save_checkpoint', partial(self._save, runner, runner.save_checkpoint)
         )
         if runner.iter and loaded is not None:
-            _align_iterations(runner, loaded['epoch_length'])
+            self._epoch_length.adapt(runner, loaded['epoch_length'])
             if not loaded['validated'] and _validation_due(runner):
                 runner.logger.info('The validation due at the resumed checkpoint comes first')
                 runner.val_loop.run()
@@ -139,7 +143,7 @@ class SafeCheckpointHook(Hook):
         checkpoint[_KEY] = dict(
             outdated=[os.path.basename(path) for path in self._outdated],
             validated=self._validating,
-            epoch_length=_epoch_length(runner),
+            epoch_length=epoch_length(runner),
         )
 
     def _replace(self, owner: Any, name: str, value: Any) -> None:
@@ -284,28 +288,6 @@ def _resumed_from(runner: Runner) -> Optional[str]:
     if runner._load_from is not None:
         return str(runner._load_from)
     return find_latest_checkpoint(runner.work_dir)
-
-
-def _epoch_length(runner: Runner) -> Optional[int]:
-    """Iterations of an epoch, of loops that have epochs."""
-    if not isinstance(runner.train_loop, EpochBasedTrainLoop):
-        return None
-    return len(runner.train_loop.dataloader)
-
-
-def _align_iterations(runner: Runner, before: Optional[int]) -> None:
-    """Count iterations as if all epochs had had as many as those to come."""
-    now = _epoch_length(runner)
-    if before is None or now is None or before == now:
-        return
-    loop = runner.train_loop
-    loop._iter = round(loop._iter / before * now)
-    runner.optim_wrapper.initialize_count_status(runner.model, loop.iter, loop.max_iters)
-    runner.logger.log(
-        logging.WARNING,
-        f'An epoch of the resumed checkpoint had {before} iterations and has {now} now: this is '
-        f'iteration {loop.iter}. Learning-rate schedules that count iterations keep their pace',
-    )
 
 
 def _validation_due(runner: Runner) -> bool:

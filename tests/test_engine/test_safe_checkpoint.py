@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from mmengine.fileio import LocalBackend
-from mmengine.hooks import CheckpointHook
+from mmengine.hooks import CheckpointHook, Hook
 from mmengine.registry import HOOKS
 
 from fgc_mm.engine import CheckpointError, RandomStateHook, SafeCheckpointHook
@@ -229,9 +229,32 @@ def test_the_validation_of_the_resumed_checkpoint(digits_cfg, validated, build):
 
 
 def test_epochs_of_another_length(digits_cfg, build):
-    """As after a change of the number of ranks: schedules in epochs go on where they were."""
-    train(build, digits_cfg([SAFE], max_epochs=2))  # of 3 iterations
-    cfg = digits_cfg([SAFE], max_epochs=3, resume=True, **{'train_dataloader.batch_size': 8})
-    runner = train(build, cfg)
-    assert runner.iter == 15 == runner.max_iters
-    assert SafeCheckpointHook.of(runner) is SafeCheckpointHook.of(runner)
+    """As after a change of the number of ranks: all that is counted in epochs goes on."""
+    schedules = [
+        dict(type='LinearLR', start_factor=0.1, by_epoch=False, begin=0, end=4),
+        dict(type='CosineAnnealingLR', T_max=4, by_epoch=True, convert_to_iter_based=True),
+        dict(type='MultiStepLR', milestones=[1, 3], by_epoch=True),
+    ]
+    rates = []
+
+    class Note(Hook):
+        def before_train_iter(self, runner, batch_idx, data_batch=None):
+            if runner.epoch >= 2:
+                rates[-1].append(runner.optim_wrapper.get_lr()['lr'][0])
+
+    def run(name, batch_size, epochs, **changes):
+        changes = {**changes, 'train_dataloader.batch_size': batch_size}
+        cfg = digits_cfg([SAFE], name, max_epochs=4, param_scheduler=schedules, **changes)
+        cfg.train_cfg.max_epochs = epochs
+        runner = build(cfg)
+        runner.register_hook(Note())
+        rates.append([])
+        runner.train()
+        return runner
+
+    run('one', 16, 2)  # of 3 iterations
+    resumed = run('one', 8, 4, resume=True)  # of 5
+    assert resumed.iter == 20 == resumed.max_iters
+    run('two', 8, 4)
+    assert len(rates[1]) == 10 and rates[1] == rates[2]
+    assert SafeCheckpointHook.of(resumed) is SafeCheckpointHook.of(resumed)
