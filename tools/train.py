@@ -8,6 +8,7 @@ from mmengine.config import Config
 
 import fgc_mm  # noqa: F401  registers gates, backbones and hooks
 from fgc_mm.engine import SafeCheckpointHook, launch
+from fgc_mm.engine.resume_point import go_on
 
 
 def parse_args() -> argparse.Namespace:
@@ -43,7 +44,7 @@ def merge_train_args(cfg: Config, args: argparse.Namespace) -> None:
             )
         cfg.auto_scale_lr.enable = True
     if args.resume is not None:
-        launch.go_on(cfg, None if args.resume == 'auto' else args.resume)
+        go_on(cfg, None if args.resume == 'auto' else args.resume)
 
 
 def main() -> None:

@@ -8,7 +8,6 @@ import atexit
 import copy
 import datetime
 import difflib
-import logging
 import os
 import subprocess
 import sys
@@ -31,7 +30,6 @@ from fgc_mm.datasets import (
 )
 
 from .gate_loss_hook import SetupError
-from .resume_point import find_resume_point, what_is_wrong
 from .safe_checkpoint_hook import CheckpointError
 from .start_weights import check_start_weights
 
@@ -108,30 +106,6 @@ def existing(checkpoint: str) -> str:
     if '://' not in checkpoint and not os.path.isfile(checkpoint):
         raise UsageError(f'checkpoint {checkpoint} does not exist')
     return checkpoint
-
-
-def go_on(cfg: Config, checkpoint: Optional[str] = None) -> None:
-    """Have a training go on from a checkpoint, or from the latest one in its work dir.
-
-    Without one to go on from, the config's ``load_from`` still holds.
-
-    Raises:
-        UsageError: If a checkpoint is missing or broken, and no other can serve.
-    """
-    if checkpoint is not None:
-        if '://' not in checkpoint and (problem := what_is_wrong(checkpoint)):
-            raise UsageError(f'--resume: checkpoint {checkpoint} {problem}')
-        cfg.resume, cfg.load_from = True, checkpoint
-        return
-    try:
-        found, notice = find_resume_point(cfg.work_dir)
-    except ValueError as error:
-        raise UsageError(f'--resume: {error}') from error
-    if notice:
-        print_log(f'--resume: {notice}', 'current', logging.WARNING)
-    if found is not None:
-        # mmengine looks at last_checkpoint only.
-        cfg.resume, cfg.load_from = True, found if notice else None
 
 
 def prepare(cfg: Config, splits: tuple[str, ...]) -> None:

@@ -3,14 +3,45 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import zipfile
 import zlib
 from typing import Optional
 
+from mmengine.config import Config
+from mmengine.logging import print_log
+
 from .fgc_banks import ENDING, banks_path
+from .gate_loss_hook import SetupError
 
 _BROKEN = (zipfile.BadZipFile, zlib.error, OSError, NotImplementedError, EOFError)
+
+
+def go_on(cfg: Config, checkpoint: Optional[str] = None) -> None:
+    """Have a training go on from a checkpoint, or from the latest one in its work dir.
+
+    Without one to go on from, the config's ``load_from`` still holds.
+
+    Args:
+        cfg (Config): The config of the training.
+        checkpoint (str, optional): The checkpoint. Defaults to None, the latest.
+
+    Raises:
+        SetupError: If it is missing or broken, and no other can serve.
+    """
+    if checkpoint is not None:
+        problem = None if '://' in checkpoint else what_is_wrong(checkpoint)
+        if problem is not None:
+            raise SetupError(f'--resume: checkpoint {checkpoint} {problem}')
+        cfg.resume, cfg.load_from = True, checkpoint
+        return
+    found, notice = find_resume_point(cfg.work_dir)
+    if notice is not None:
+        print_log(f'--resume: {notice}', 'current', logging.WARNING)
+    if found is not None:
+        # By itself, mmengine looks at last_checkpoint only.
+        cfg.resume, cfg.load_from = True, found if notice else None
 
 
 def what_is_wrong(path: str) -> Optional[str]:
@@ -47,7 +78,7 @@ def find_resume_point(work_dir: str) -> tuple[Optional[str], Optional[str]]:
         not the one ``last_checkpoint`` names, a sentence that says so.
 
     Raises:
-        ValueError: If there are checkpoints, but none is whole.
+        SetupError: If there are checkpoints, but none is whole.
     """
     last = os.path.join(work_dir, 'last_checkpoint')
     if not os.path.isfile(last):
@@ -74,8 +105,8 @@ def find_resume_point(work_dir: str) -> tuple[Optional[str], Optional[str]]:
     found = (
         f'of {len(others)} checkpoints beside it none is whole' if others else 'there is no other'
     )
-    raise ValueError(
-        f'{wrong}, and {found}. Name a checkpoint by --resume CHECKPOINT, or start anew without '
+    raise SetupError(
+        f'--resume: {wrong}, and {found}. Name a checkpoint by --resume CHECKPOINT, or start anew without '
         '--resume'
     )
 
