@@ -106,8 +106,8 @@ def find_resume_point(work_dir: str) -> tuple[Optional[str], Optional[str]]:
         f'of {len(others)} checkpoints beside it none is whole' if others else 'there is no other'
     )
     raise SetupError(
-        f'--resume: {wrong}, and {found}. Name a checkpoint by --resume CHECKPOINT, or start anew without '
-        '--resume'
+        f'--resume: {wrong}, and {found}. Name a checkpoint by --resume CHECKPOINT, or start anew '
+        'without --resume'
     )
 
 
