@@ -15,7 +15,7 @@ def folder(tmp_path):
     """Three epochs, the last of them latest; a best one, and something unfinished."""
     folder = tmp_path / 'run'
     folder.mkdir()
-    best = dict(meta=dict(cfg='optimizer'), weights=torch.arange(5000.0), message_hub={})
+    best = dict(meta=dict(cfg='optimizer = dict()'), weights=torch.arange(5000.0), message_hub={})
     for number, name in enumerate(['epoch_1', 'epoch_2', 'epoch_3', 'best_acc', 'plain']):
         whole = name.startswith('epoch')
         files = {f'{name}.pth': {**best, 'optimizer': {}} if whole else best}
