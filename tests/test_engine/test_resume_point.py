@@ -87,7 +87,9 @@ def test_a_folder_that_was_moved(folder, tmp_path):
 def test_none_is_whole(folder):
     for path in folder.glob('epoch_?.pth'):
         cut(path)
-    with pytest.raises(ValueError, match=r'of 3 beside it none is whole. Name a checkpoint by'):
+    with pytest.raises(
+        ValueError, match=r'of 3 checkpoints beside it none is whole. Name a checkpoint by'
+    ):
         find_resume_point(str(folder))
     for path in folder.glob('epoch_?.pth'):
         path.unlink()

@@ -52,12 +52,23 @@ def test_a_broken_checkpoint(run_tool, short_options, tmp_path):
     for path in tmp_path.glob('epoch_?.pth'):
         path.write_bytes(b'')
     code, _, err = run_tool(*train, '--resume', *options)
-    assert code == 2 and 'of 2 beside it none is whole. Name a checkpoint by --resume' in err
+    assert (
+        code == 2
+        and 'of 2 checkpoints beside it none is whole. Name a checkpoint by --resume' in err
+    )
     assert 'Traceback' not in err
 
 
-@pytest.mark.parametrize('config', ['faster_rcnn_r18_digits_gated', 'pspnet_r18_digits_gated'])
+@pytest.mark.parametrize(
+    'config',
+    [
+        'faster_rcnn_r18_digits_gated',
+        pytest.param('pspnet_r18_digits_gated', marks=pytest.mark.slow),
+        pytest.param('resnet18_digits_gated', marks=pytest.mark.slow),
+    ],
+)
 def test_the_same_seed_gives_the_same_bits(config, run_tool, short_options, tmp_path):
+    """And another seed does not."""
     path = f'configs/demo/{config}.py'
     results = []
     for name, seed in (('one', 0), ('two', 0), ('three', 1)):
