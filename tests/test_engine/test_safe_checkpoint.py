@@ -232,6 +232,15 @@ def test_the_validation_of_the_resumed_checkpoint(digits_cfg, validated, build):
     assert len(metrics(third)) == 2
 
 
+def test_the_history_of_batch_shaping_goes_on(digits_cfg, build):
+    hooks = [SAFE, dict(type='BatchShapingHook', zeta=0.5, history=4)]
+    full = train(build, digits_cfg(hooks, work_dir='full'))
+    train(build, digits_cfg(hooks, max_epochs=1))
+    resumed = train(build, digits_cfg(hooks, resume=True))
+    for name, value in full.model.state_dict().items():
+        assert torch.equal(value, resumed.model.state_dict()[name])
+
+
 def test_epochs_of_another_length(digits_cfg, build):
     """As after a change of the number of ranks: all that is counted in epochs goes on."""
     schedules = [

@@ -39,7 +39,7 @@ def kill_and_compare(name, kills, options, folder, seed=0):
 
 
 def test_killed_classification(short_options, tmp_path):
-    assert kill_and_compare('resnet18_digits_fgc', 4, short_options, tmp_path) > 0
+    assert kill_and_compare('resnet18_digits_fgc', 3, short_options, tmp_path) > 0
 
 
 @pytest.mark.slow

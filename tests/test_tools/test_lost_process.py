@@ -28,7 +28,9 @@ def newest(work_dir):
     return torch.load(path, weights_only=False)
 
 
-@pytest.mark.parametrize('lost', [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    'lost', [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)]
+)
 def test_a_rank_is_lost(lost, short_options, tmp_path):
     """Killed, or there but silent; without a launcher that would end the other one."""
     work_dir = tmp_path / 'run'

@@ -62,9 +62,9 @@ def test_a_broken_checkpoint(run_tool, short_options, tmp_path):
 @pytest.mark.parametrize(
     'config',
     [
-        'faster_rcnn_r18_digits_gated',
+        'resnet18_digits_gated',
+        pytest.param('faster_rcnn_r18_digits_gated', marks=pytest.mark.slow),
         pytest.param('pspnet_r18_digits_gated', marks=pytest.mark.slow),
-        pytest.param('resnet18_digits_gated', marks=pytest.mark.slow),
     ],
 )
 def test_the_same_seed_gives_the_same_bits(config, run_tool, short_options, tmp_path):
