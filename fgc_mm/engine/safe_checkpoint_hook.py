@@ -51,8 +51,9 @@ class SafeCheckpointHook(Hook):
     The hook brings :class:`RandomStateHook` along. ``tools/train.py`` adds it to every
     training, ``FGCHook`` brings it along; elsewhere it is an entry of ``custom_hooks``.
 
-    Local files only: checkpoints on other storage are put there as mmengine
-    does it, but old ones are removed after new ones there as well.
+    Local files of a ``Runner`` only: checkpoints on other storage, and those of a
+    ``FlexibleRunner``, are written as mmengine does it, but old ones are removed
+    after new ones there as well.
     """
 
     # After CheckpointHook has set itself up, and after all that is resumed.
@@ -180,9 +181,12 @@ class SafeCheckpointHook(Hook):
         if not is_main_process():
             original(out_dir, filename, file_client_args, **kwargs)
             return
-        local = _is_local(out_dir, file_client_args, kwargs.get('backend_args'))
+        local = isinstance(runner, Runner) and _is_local(
+            out_dir, file_client_args, kwargs.get('backend_args')
+        )
         # What belongs to a checkpoint lies on a local disk, wherever that goes.
-        self.target = os.path.join(out_dir if local else runner.work_dir, filename)
+        folder = runner.work_dir if '://' in str(out_dir) else out_dir
+        self.target = os.path.join(folder, filename)
         self._staged = [self.target] if local else []
         try:
             name = partial_path(filename) if local else filename
@@ -209,8 +213,9 @@ class SafeCheckpointHook(Hook):
 
     def _save_step(self, original: Callable, runner: Runner, step: int, meta: dict) -> None:
         """``_save_checkpoint_with_step``, which writes ``last_checkpoint`` where it is."""
-        if not is_main_process():
+        if not is_main_process() or not isinstance(runner, Runner):
             original(runner, step, meta)
+            self._remove_outdated()
             return
         last = os.path.join(runner.work_dir, _LAST)
         folder = partial_path(last)
