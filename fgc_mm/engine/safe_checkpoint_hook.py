@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import os
 from collections.abc import Callable
 from functools import partial
@@ -197,7 +198,7 @@ class SafeCheckpointHook(Hook):
             for path in self._staged:
                 discard(partial_path(path))
             reason = _reason(error)
-            if reason is not None:
+            if reason is not None and isinstance(error, Exception):
                 raise self._failed(self.target, reason) from error
             raise
         finally:
@@ -251,10 +252,12 @@ class SafeCheckpointHook(Hook):
             kept = f'The last whole checkpoint, {self._newest}, is untouched'
         else:
             kept = 'There is no earlier checkpoint of this training'
+        advice = 'See to it that it can be written'
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            advice = 'Make room (default_hooks.checkpoint.max_keep_ckpts=1 keeps the latest only)'
         return CheckpointError(
-            f'{path} could not be saved: {error.strerror or error}. {kept}. Make room (or set '
-            'default_hooks.checkpoint.max_keep_ckpts, or another --work-dir), then go on with '
-            '--resume'
+            f'{path} could not be saved: {error.strerror or error}. {kept}. {advice}, then go on '
+            'with --resume'
         )
 
 
