@@ -1,5 +1,7 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+import contextlib
 import os
+import resource
 import sys
 
 import pytest
@@ -26,6 +28,22 @@ def two_threads():
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def room_for_files_of():
+    """``with room_for_files_of(size)``: who writes more meets a real error of the system."""
+
+    @contextlib.contextmanager
+    def limited(size):
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    return limited
 
 
 @pytest.fixture(scope='session')

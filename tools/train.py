@@ -7,7 +7,8 @@ import torch
 from mmengine.config import Config
 
 import fgc_mm  # noqa: F401  registers gates, backbones and hooks
-from fgc_mm.engine import launch
+from fgc_mm.engine import SafeCheckpointHook, launch
+from fgc_mm.engine.resume_point import go_on
 
 
 def parse_args() -> argparse.Namespace:
@@ -42,13 +43,8 @@ def merge_train_args(cfg: Config, args: argparse.Namespace) -> None:
                 'auto_scale_lr = dict(base_batch_size=<images per step its lr is meant for>)'
             )
         cfg.auto_scale_lr.enable = True
-    if args.resume == 'auto':
-        # Without a checkpoint to go on from, the config's load_from still holds.
-        latest = launch.latest(cfg)
-        if latest is not None:
-            cfg.resume, cfg.load_from = True, latest
-    elif args.resume is not None:
-        cfg.resume, cfg.load_from = True, launch.existing(args.resume)
+    if args.resume is not None:
+        go_on(cfg, None if args.resume == 'auto' else args.resume)
 
 
 def main() -> None:
@@ -56,7 +52,9 @@ def main() -> None:
     cfg = launch.load_config(args)
     merge_train_args(cfg, args)
     launch.prepare(cfg, splits=('train', 'val'))
-    launch.build_runner(cfg).train()
+    runner = launch.build_runner(cfg)
+    SafeCheckpointHook.of(runner)
+    runner.train()
 
 
 if __name__ == '__main__':

@@ -8,6 +8,7 @@ from .finite_hook import FiniteHook, NonFiniteError
 from .gate_loss_hook import GateLossHook, SetupError, records_of
 from .l0_hook import L0Hook, l0
 from .random_state_hook import RandomStateHook
+from .safe_checkpoint_hook import CheckpointError, SafeCheckpointHook
 from .schedules import Schedule, build_schedule, epochs_seen
 from .task_model import forward_argument, unwrap
 
@@ -16,12 +17,14 @@ __all__ = [
     'BudgetController',
     'BudgetHook',
     'BudgetState',
+    'CheckpointError',
     'FGCHook',
     'FiniteHook',
     'GateLossHook',
     'L0Hook',
     'NonFiniteError',
     'RandomStateHook',
+    'SafeCheckpointHook',
     'Schedule',
     'SetupError',
     'batch_shaping',

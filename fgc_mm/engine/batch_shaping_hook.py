@@ -16,6 +16,9 @@ from ..gates import Gate
 from .beta import beta_cdf
 from .gate_loss_hook import GateLossHook, records_of
 from .schedules import ScheduleCfg, build_schedule
+from .task_model import unwrap
+
+_KEY = 'batch_shaping'
 
 
 @HOOKS.register_module()
@@ -29,8 +32,8 @@ class BatchShapingHook(GateLossHook):
     A small batch tells little about a distribution. ``gather`` and ``history``
     let the probabilities of other ranks and of earlier batches join the sort,
     as constants; the loss stays the mean over this batch's own images, so its
-    gradient is on average that of one large batch. The history starts empty,
-    after resuming too.
+    gradient is on average that of one large batch. The history starts empty; a
+    resumed training takes it over, unless each of several ranks has its own.
 
     Args:
         zeta (float | dict): Weight of the loss, a number or a schedule in
@@ -72,6 +75,23 @@ class BatchShapingHook(GateLossHook):
         self.gather = gather
         self._history: deque[Tensor] = deque(maxlen=history)
         self._current: list[Tensor] = []
+        self._loaded: Optional[list[Tensor]] = None
+
+    def before_train(self, runner: Runner) -> None:
+        super().before_train(runner)
+        loaded, self._loaded = self._loaded, None
+        if runner.iter and loaded is not None:
+            device = next(unwrap(runner.model).parameters()).device
+            self._history.extend(rows.to(device) for rows in loaded)
+
+    def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        # Of ranks that do not share theirs, only the first one's could be saved.
+        if self._history and (get_world_size() == 1 or self.gather == 'ranks'):
+            checkpoint[_KEY] = [rows.cpu() for rows in self._history]
+
+    def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        # Also called for load_from and testing: whether it is of use shows later.
+        self._loaded = checkpoint.get(_KEY)
 
     def loss(self, gates: dict[str, Gate], data_samples: Any, runner: Runner) -> Tensor:
         probs = torch.cat([record.probs for record in records_of(gates).values()], dim=1)
@@ -80,8 +100,10 @@ class BatchShapingHook(GateLossHook):
             return probs.new_zeros(())
         ranks = _gather_rows(probs.detach()) if self.gather == 'ranks' else [probs.detach()]
         current = torch.cat(ranks)
+        if self._history and self._history[-1].size(1) != current.size(1):
+            self._history.clear()  # resumed with other gates
         joint = torch.cat([*self._history, current])
-        before = sum(len(rows) for rows in ranks[: get_rank()])
+        before = sum(len(rows) for rows in ranks[: get_rank()]) if len(ranks) > 1 else 0
         self._current.append(current)
         start = len(joint) - len(current) + before
         return zeta * batch_shaping(probs, self.a, self.b, joint, start)

@@ -3,49 +3,54 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable
 from typing import Any, Optional
 
 import torch
 
+from .atomic_files import partial_path, put_in_place
 from .work_dir_paths import is_inside
 
-_ENDING = '.banks.pth'
+ENDING = '.banks.pth'
 
 
 def banks_path(checkpoint: str) -> str:
     """``epoch_3.pth`` -> ``epoch_3.banks.pth``."""
-    return os.path.splitext(checkpoint)[0] + _ENDING
+    return os.path.splitext(checkpoint)[0] + ENDING
 
 
 def write_banks(path: str, state: dict[str, Any]) -> None:
-    """Write the file as a whole or not at all.
+    """Write the file and see it reach the disk.
 
     Args:
-        path (str): Where to.
+        path (str): Where to; a name of its own, see
+            :meth:`~fgc_mm.engine.SafeCheckpointHook.stage`.
         state (dict): Tensors, numbers and strings. Tensors are written as they
             lie, without a copy.
     """
-    folder = os.path.dirname(os.path.abspath(path))
-    os.makedirs(folder, exist_ok=True)
-    temporary = f'{path}.{os.getpid()}.tmp'
-    try:
-        with open(temporary, 'wb') as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        if os.path.exists(temporary):
-            os.remove(temporary)
-        raise
-    if hasattr(os, 'O_DIRECTORY'):  # the new name, too, has to reach the disk
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    with open(path, 'wb') as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def finish_banks(checkpoint: Optional[str], token: Optional[str]) -> None:
+    """Name the banks of a checkpoint that got its own name just before a kill.
+
+    Args:
+        checkpoint (str, optional): Path of the checkpoint.
+        token (str, optional): What the checkpoint knows its banks by.
+    """
+    if checkpoint is None or '://' in checkpoint:
+        return
+    path = banks_path(checkpoint)
+    if not os.path.isfile(partial_path(path)):
+        return
+    with contextlib.suppress(ValueError):  # one that is not complete is not of this checkpoint
+        if read_banks(partial_path(path)).get('token') == token:
+            put_in_place(partial_path(path), path)
 
 
 def read_banks(path: str) -> dict[str, Any]:
@@ -81,35 +86,3 @@ def find_banks(recorded: str, checkpoint: Optional[str], folders: list[str]) -> 
         beside = os.path.join(os.path.dirname(checkpoint), os.path.basename(recorded))
         places = [banks_path(checkpoint), beside, *places]
     return next((place for place in places if os.path.isfile(place)), None)
-
-
-def own_banks(paths: Any, folders: list[str]) -> list[str]:
-    """Of what a checkpoint lists as files of banks, those that can be ones of this run.
-
-    Args:
-        paths (Any): What the checkpoint says.
-        folders (list[str]): Where this run writes.
-    """
-    listed = paths if isinstance(paths, (list, tuple)) else []
-    return [path for path in listed if is_inside(path, folders) and path.endswith(_ENDING)]
-
-
-def remove_orphans(paths: Iterable[str]) -> list[str]:
-    """Remove files of banks whose checkpoint is gone.
-
-    Args:
-        paths (Iterable[str]): Files this training has written.
-
-    Returns:
-        list[str]: Those that are still there.
-    """
-    kept = []
-    for path in paths:
-        if not path.endswith(_ENDING):
-            continue
-        checkpoint = path[: -len(_ENDING)] + '.pth'
-        if os.path.exists(checkpoint):
-            kept.append(path)
-        elif os.path.isfile(path):
-            os.remove(path)
-    return kept

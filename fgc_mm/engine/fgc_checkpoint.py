@@ -6,20 +6,13 @@ from __future__ import annotations
 import logging
 import os
 import uuid
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Optional
 
-from mmengine.dist import is_main_process
+from mmengine.dist import barrier, is_main_process
 from mmengine.runner import Runner, find_latest_checkpoint
 
-from .fgc_banks import (
-    banks_path,
-    find_banks,
-    own_banks,
-    read_banks,
-    remove_orphans,
-    write_banks,
-)
+from .fgc_banks import banks_path, find_banks, finish_banks, read_banks, write_banks
+from .safe_checkpoint_hook import SafeCheckpointHook
 from .schedules import epochs_seen
 from .work_dir_paths import run_folders
 
@@ -33,9 +26,9 @@ class FGCCheckpoint:
     """Saves and restores the banks and counters of a hook.
 
     The checkpoint itself gets a small entry: the count of instances, the name of
-    the file of banks and a token that is in this file, too. The file is
-    written first, so a checkpoint is never without its banks; those of
-    checkpoints that were removed are removed after the new ones are complete.
+    the file of banks and a token that is in this file, too. :class:`SafeCheckpointHook`
+    sees to it that a checkpoint is never without its banks, and that they are
+    removed with it.
 
     Args:
         hook (FGCHook): The hook.
@@ -49,11 +42,7 @@ class FGCCheckpoint:
         self.fresh_banks = fresh_banks
         self._loaded: Optional[dict[str, Any]] = None
         self._path: Optional[str] = None
-        self._files: list[str] = []
         self._saved: tuple[str, int, str] = ('', -1, '')
-        self._target: Optional[str] = None
-        self._original_save: Optional[Callable] = None
-        self._work_dir = ''
 
     def after_load(self, runner: Runner, checkpoint: dict) -> None:
         """Keep aside what a checkpoint holds; whether it is of use shows later."""
@@ -66,21 +55,12 @@ class FGCCheckpoint:
             self._path = find_latest_checkpoint(runner.work_dir)
 
     def before_train(self, runner: Runner) -> None:
-        """Resume, and watch where checkpoints are saved."""
+        """Resume what a checkpoint held."""
         if runner.iter:
             self._resume(runner)
         else:
             self.notice_ignored(runner, 'load_from')
         self._loaded = None
-        self._work_dir = runner.work_dir
-        if self._original_save is None:
-            self._original_save = runner.save_checkpoint
-            runner.save_checkpoint = self._save  # type: ignore[method-assign]
-
-    def after_train(self, runner: Runner) -> None:
-        if self._original_save is not None:
-            del runner.save_checkpoint  # the class's own shows again
-            self._original_save = None
 
     def notice_ignored(self, runner: Runner, by: str) -> None:
         """Say that banks were not looked at, unless this is a training."""
@@ -100,14 +80,14 @@ class FGCCheckpoint:
             seen=hook.seen, num_instances=hook.num_instances, banks=None, token=None
         )
         # Without an optimizer it is one of the best, and not meant to be resumed.
-        if self.save_banks and self._target is not None and 'optimizer' in checkpoint:
-            entry['banks'] = path = banks_path(self._target)
-            if self._saved[:2] != (path, hook.seen):
-                self._saved = (path, hook.seen, uuid.uuid4().hex)
-                write_banks(path, self._state(self._saved[2]))
-                self._files = [file for file in self._files if file != path] + [path]
+        saver = SafeCheckpointHook.of(runner)
+        if self.save_banks and saver.target is not None and 'optimizer' in checkpoint:
+            entry['banks'] = path = banks_path(saver.target)
+            if self._saved[:2] != (path, hook.seen) or not os.path.isfile(path):
+                token = uuid.uuid4().hex
+                write_banks(saver.stage(path), self._state(token))
+                self._saved = (path, hook.seen, token)
             entry['token'] = self._saved[2]
-        entry['files'] = list(self._files)
         checkpoint[_KEY] = entry
 
     def _state(self, token: str) -> dict[str, Any]:
@@ -119,27 +99,10 @@ class FGCCheckpoint:
             turnover={name: meter.state_dict() for name, meter in hook.meters.items()},
         )
 
-    def _save(self, out_dir: str, filename: str, *args: Any, **kwargs: Any) -> Any:
-        """``runner.save_checkpoint``, which tells no hook the name of the file."""
-        assert self._original_save is not None
-        # Banks lie on a local disk, wherever the checkpoint goes.
-        folder = self._work_dir if '://' in str(out_dir) else str(out_dir)
-        self._target = os.path.join(folder, filename)
-        try:
-            result = self._original_save(out_dir, filename, *args, **kwargs)
-        finally:
-            self._target = None
-        if is_main_process():
-            # Of this folder only: a resumed run leaves that of the first one alone.
-            files = [file for file in self._files if os.path.dirname(file) == folder]
-            self._files = remove_orphans(files[:-1]) + files[-1:]
-        return result
-
     def _resume(self, runner: Runner) -> None:
         hook, loaded = self.hook, self._loaded or {}
         same_size = loaded.get('num_instances') == hook.num_instances
         hook.seen = loaded['seen'] if same_size else round(epochs_seen(runner) * hook.num_instances)
-        self._files = own_banks(loaded.get('files'), run_folders(runner))
         recorded = loaded.get('banks')
         if self.fresh_banks or (recorded is None and not self.save_banks):
             runner.logger.log(logging.WARNING, 'FGCHook: resuming with fresh banks')
@@ -151,6 +114,9 @@ class FGCCheckpoint:
                 'and those saved without an optimizer or with save_banks=False have none); resume '
                 f'one that has. {advice}'
             )
+        if is_main_process():
+            finish_banks(self._path, loaded['token'])
+        barrier()
         path = find_banks(recorded, self._path, run_folders(runner))
         if path is None:
             raise FileNotFoundError(

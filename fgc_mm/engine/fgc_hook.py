@@ -27,7 +27,7 @@ from ..gates.utils import Layers
 from .fgc_batch import Batch, check_finite, collect_batch, gather_rows
 from .fgc_checkpoint import FGCCheckpoint
 from .gate_loss_hook import GateLossHook
-from .random_state_hook import RandomStateHook
+from .safe_checkpoint_hook import SafeCheckpointHook
 from .schedules import ScheduleCfg, build_schedule
 from .task_model import unwrap
 
@@ -46,7 +46,7 @@ class FGCHook(GateLossHook):
     several processes lets all of them work on the common batch, so that every
     rank holds the same banks after every step, and saves the banks beside each
     checkpoint that can be resumed, as ``epoch_3.banks.pth`` beside
-    ``epoch_3.pth``. It brings :class:`RandomStateHook` along.
+    ``epoch_3.pth``. It brings :class:`SafeCheckpointHook` along.
 
     Resuming takes the banks over and refuses those of another dataset size,
     layer set or width. ``load_from`` and testing take weights only.
@@ -178,8 +178,7 @@ class FGCHook(GateLossHook):
         return self.seen / self.num_instances
 
     def before_run(self, runner: Runner) -> None:
-        if not any(isinstance(hook, RandomStateHook) for hook in runner.hooks):
-            runner.register_hook(RandomStateHook())
+        SafeCheckpointHook.of(runner)
 
     def before_train(self, runner: Runner) -> None:
         """Number the instances, build the banks or take over the saved ones."""
@@ -207,10 +206,6 @@ class FGCHook(GateLossHook):
             f'the banks take {size / 2**20:.1f} MiB'
         )
         self.checkpoint.before_train(runner)
-
-    def after_train(self, runner: Runner) -> None:
-        super().after_train(runner)
-        self.checkpoint.after_train(runner)
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
         """See that no hook has brought a mixing augmentation in."""

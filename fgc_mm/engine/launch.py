@@ -32,9 +32,11 @@ from fgc_mm.registration import find_config
 
 from .finite_hook import FiniteHook, NonFiniteError
 from .gate_loss_hook import SetupError
+from .resume_point import go_on
+from .safe_checkpoint_hook import CheckpointError
 from .safe_loading import FLAG, CheckpointFileError, guarded_loading, trust_files
 from .start_weights import check_start_weights
-from .work_dir_paths import WorkDirHook, latest_checkpoint
+from .work_dir_paths import WorkDirHook
 
 
 class UsageError(Exception):
@@ -146,14 +148,6 @@ def existing(checkpoint: str) -> str:
     return checkpoint
 
 
-def latest(cfg: Config) -> Optional[str]:
-    """The checkpoint a run goes on from, None if there is none yet."""
-    try:
-        return latest_checkpoint(cfg)
-    except FileNotFoundError as error:
-        raise UsageError(str(error)) from error
-
-
 def prepare(cfg: Config, splits: tuple[str, ...]) -> None:
     """Everything between the config and the Runner: weights, data, processes, defaults."""
     if 'train' in splits:
@@ -166,7 +160,7 @@ def prepare(cfg: Config, splits: tuple[str, ...]) -> None:
 def prepare_weights(cfg: Config) -> None:
     """See that the weights a training starts from are there."""
     if cfg.get('resume') and cfg.get('load_from') is None:
-        cfg.load_from = latest(cfg)
+        go_on(cfg)
     try:
         check_start_weights(cfg)
     except FileNotFoundError as error:
@@ -352,13 +346,28 @@ def run(main: Callable[[], Any]) -> None:
     try:
         with guarded_loading():
             main()
-    except (UsageError, SetupError, CheckpointFileError, NonFiniteError) as error:
+    except (
+        UsageError,
+        SetupError,
+        CheckpointFileError,
+        CheckpointError,
+        NonFiniteError,
+    ) as error:
         code = 2
         if int(os.environ.get('RANK', 0)) == 0:
             print(f'error: {error}', file=sys.stderr)
     except BrokenPictureError as error:  # met by one rank only; out of a worker with a traceback
         code = 2
         print(f'error: {str(error).rpartition("BrokenPictureError: ")[2].strip()}', file=sys.stderr)
+    except RuntimeError as error:
+        if not _lost_another(error) or os.environ.get('FGC_MM_TRACEBACK'):
+            raise
+        print(
+            'error: another process of this training has ended or does not answer any more '
+            f'({error}). If it has said why, mend that; then go on with --resume',
+            file=sys.stderr,
+        )
+        _leave(1)  # nothing is left to agree upon with the others
     finally:
         distributed = torch_dist.is_available() and torch_dist.is_initialized()
         if distributed:
@@ -366,6 +375,14 @@ def run(main: Callable[[], Any]) -> None:
     if distributed:
         _leave(code)
     sys.exit(code)
+
+
+def _lost_another(error: RuntimeError) -> bool:
+    """Whether the process group has broken down, as gloo and NCCL put it."""
+    if not (torch_dist.is_available() and torch_dist.is_initialized()):
+        return False
+    signs = ('closed by peer', 'reset by peer', 'Broken pipe', 'imed out', 'imeout', 'NCCL error')
+    return any(sign in str(error) for sign in signs)
 
 
 def _leave(code: int) -> NoReturn:

@@ -25,7 +25,7 @@ class RandomStateHook(Hook):
 
     That is, for every rank, the states of torch's, NumPy's and Python's
     generators, and the seed of the sampler, which is drawn anew if the config
-    gives none. ``FGCHook`` brings this hook along; it is of use without it, too.
+    gives none. :class:`SafeCheckpointHook` brings this hook along.
 
     Validation and the start of workers draw from the same generators, and a
     resumed run repeats neither. Both are therefore kept from changing the states

@@ -7,9 +7,8 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any, Optional
 
-from mmengine.config import Config
 from mmengine.hooks import CheckpointHook, Hook
-from mmengine.runner import Runner, find_latest_checkpoint
+from mmengine.runner import Runner
 
 
 def is_inside(path: Any, folders: Iterable[Optional[str]]) -> bool:
@@ -41,34 +40,6 @@ def checkpoint_folders(work_dir: str, out_dirs: Iterable[Optional[str]]) -> list
     """
     name = os.path.basename(work_dir.rstrip(os.sep))
     return [work_dir, *(os.path.join(out, name) for out in out_dirs if out)]
-
-
-def latest_checkpoint(cfg: Config) -> Optional[str]:
-    """The checkpoint that ``last_checkpoint`` in the work dir names, if it lies where this run
-    writes its own, or under the same name in the work dir (which may have been moved).
-
-    Args:
-        cfg (Config): A config with its ``work_dir``.
-
-    Returns:
-        str: The path, None if the run has no checkpoint yet.
-
-    Raises:
-        FileNotFoundError: If the file names one that is elsewhere.
-    """
-    named = find_latest_checkpoint(cfg.work_dir)
-    if named is None:
-        return None
-    hook = (cfg.get('default_hooks') or {}).get('checkpoint') or {}
-    if is_inside(named, checkpoint_folders(cfg.work_dir, [hook.get('out_dir')])):
-        return named
-    here = os.path.join(cfg.work_dir, os.path.basename(named))
-    if os.path.isfile(here):
-        return here
-    raise FileNotFoundError(
-        f'{cfg.work_dir}/last_checkpoint names {named}, which is not in this work dir; if you '
-        f'want to go on from there, say so: --resume {named}'
-    )
 
 
 def run_folders(runner: Runner) -> list[str]:
