@@ -16,15 +16,8 @@ from torch import Tensor
 from ..backbones import GatedBackbone, GatedBlock
 from ..complexity.attach import is_watched
 from ..gates import find_gates
-from .folding import (
-    FoldedForward,
-    FoldedLayer,
-    SkippedForward,
-    autocasts,
-    is_foldable,
-    is_plain_conv,
-    recording,
-)
+from .folding import FoldedLayer, is_foldable
+from .forwards import FoldedForward, SkippedForward, autocasts, is_plain_conv, recording
 from .memory import to_contiguous
 from .sparse_block import SparseBlock, why_not
 from .stamp import checks

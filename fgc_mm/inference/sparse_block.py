@@ -16,15 +16,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ..backbones.block import Activation, Body, GatedBlock
 from ..complexity import GatedConv, gated_convs
 from ..complexity.attach import tell
-from .folding import (
-    FoldedLayer,
-    WeightedForward,
-    convolve,
-    is_foldable,
-    is_plain_conv,
-    is_product,
-    recording,
-)
+from .convolution import convolve, is_product
+from .folding import FoldedLayer, is_foldable
+from .forwards import WeightedForward, is_plain_conv, recording
 from .gate_bundle import GateBundle
 from .plan import ConvCost, Part, Planner
 from .stamp import checks
