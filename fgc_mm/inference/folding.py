@@ -136,7 +136,7 @@ class FoldedLayer:
         prepared = self._prepared
         if prepared is None or not prepared[0].holds():
             with self._lock:
-                self._prepared = (Stamp(self._sources()), *self._fold())
+                self._prepared = (Stamp(self.sources()), *self._fold())
 
     def _gather(self, weight: Tensor, rows: Optional[Tensor], columns: Optional[Tensor]) -> Tensor:
         """Some output and input channels of a weight, in its own layout."""
@@ -157,7 +157,8 @@ class FoldedLayer:
             weight = lines.view(*weight.shape[:3], len(columns))
         return weight.permute(0, 3, 1, 2)
 
-    def _sources(self) -> list[Source]:
+    def sources(self) -> list[Source]:
+        """What the prepared weights are made of."""
         sources: list[Source] = [(self.conv._parameters, key) for key in ('weight', 'bias')]
         if self.norm is not None:
             sources += [(self.norm._parameters, key) for key in ('weight', 'bias')]

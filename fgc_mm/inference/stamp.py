@@ -3,15 +3,15 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
+from operator import attrgetter, is_
 from typing import Any, Optional
 
 import numpy as np
 import torch
 from torch import Tensor
-
-SAMPLES = 8
 
 Source = tuple[dict[str, Any], str]
 """A parameter or buffer by the dict of its module and its key there."""
@@ -34,53 +34,73 @@ class Stamp:
     """What some parameters and buffers were like at a time.
 
     A change is noticed when one was written to or replaced, which its version
-    counter or address tells; on CPU also when some elements differ, which
-    catches what was written through ``.data``.
+    counter or address tells. On CPU also what is written through ``.data``, which
+    tells neither: all values are compared, of the weights of convolutions one of
+    each output and one of each input channel.
 
     Args:
         sources (Sequence[tuple]): The tensors, see ``Source``.
     """
 
     def __init__(self, sources: Sequence[Source]) -> None:
-        self.known = [(owner, key, *_state(owner.get(key))) for owner, key in sources]
+        self._owners = [owner for owner, _ in sources]
+        self._keys = [key for _, key in sources]
+        self._found = [owner.get(key) for owner, key in sources]
+        self._tensors = [tensor for tensor in self._found if tensor is not None]
+        # Tensors made in inference mode have no version counter.
+        self._counted = [tensor for tensor in self._tensors if not tensor.is_inference()]
+        self._versions = list(map(_version, self._counted))
+        self._addresses = list(map(Tensor.data_ptr, self._tensors))
+        views = [view for view in map(_sample, self._tensors) if view is not None]
+        self._whole = [view for view in views if view.flags.c_contiguous]
+        self._spread = [view for view in views if not view.flags.c_contiguous]
+        self._content = self._read()
 
     def holds(self) -> bool:
-        """Whether they are still the same. Runs once per layer and pass."""
-        for owner, key, tensor, address, version, view, content in self.known:
-            if owner.get(key) is not tensor:
-                return False
-            if tensor is None:
-                continue
-            if tensor.data_ptr() != address:
-                return False
-            if version is not None and tensor._version != version:
-                return False
-            if view is not None and view.tobytes() != content:
-                return False
-        return True
+        """Whether they are still the same. Runs once per pass for all layers, so
+        each step is one call for all tensors."""
+        return (
+            all(map(is_, map(dict.get, self._owners, self._keys), self._found))
+            and list(map(_version, self._counted)) == self._versions
+            and list(map(Tensor.data_ptr, self._tensors)) == self._addresses
+            and self._read() == self._content
+        )
+
+    def _read(self) -> tuple[bytes, bytes]:
+        spread = np.concatenate(self._spread).tobytes() if self._spread else b''
+        return spread, b''.join(self._whole)  # type: ignore[arg-type]
 
 
-def _state(tensor: Optional[Tensor]) -> tuple:
-    if tensor is None:
-        return None, 0, None, None, b''
-    # Tensors made in inference mode have no version counter.
-    version = None if tensor.is_inference() else tensor._version
-    view = _sample(tensor)
-    return tensor, tensor.data_ptr(), version, view, b'' if view is None else view.tobytes()
+_version = attrgetter('_version')
 
 
 def _sample(tensor: Tensor) -> Optional[np.ndarray]:
-    """A view of a few elements spread over a tensor."""
+    """A view of what is compared of a tensor, None if it lies elsewhere or too oddly."""
     if tensor.device.type != 'cpu':
         return None
     tensor = tensor.detach()
     if tensor.dtype == torch.bfloat16:
         tensor = tensor.view(torch.int16)
-    if tensor.dim() == 4 and not tensor.is_contiguous():
+    last = tensor.dim() == 4 and not tensor.is_contiguous()
+    if last:
         tensor = tensor.permute(0, 2, 3, 1)  # as channels-last lies in memory
     if not tensor.is_contiguous():
         return None
     flat = tensor.numpy().reshape(-1)
-    # About one of each output channel, at different inputs: an odd step meets all.
-    samples = max(SAMPLES, tensor.size(0) if tensor.dim() > 1 else 0)
-    return flat[:: max(len(flat) // samples, 1) | 1]
+    flat = flat.view(f'u{flat.itemsize}')  # as nan differs from itself
+    if tensor.dim() != 4 or not len(flat):
+        return flat
+    columns = tensor.size(3 if last else 1)
+    kernel = len(flat) // (tensor.size(0) * columns)
+    step = min(tensor.size(0), columns)
+    if last:
+        return flat[:: _coprime(step * kernel, columns)]
+    return flat[kernel // 2 :: kernel * _coprime(step, columns)]
+
+
+def _coprime(most: int, columns: int) -> int:
+    """The largest step that meets every column, one after the other: as many steps as
+    there are columns come by all of them."""
+    while math.gcd(most, columns) > 1:
+        most -= 1
+    return most
