@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Sequence
 from operator import attrgetter, is_
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,7 +50,7 @@ class Stamp:
         self._counted = [tensor for tensor in self._tensors if not tensor.is_inference()]
         self._versions = list(map(_version, self._counted))
         self._addresses = list(map(Tensor.data_ptr, self._tensors))
-        views = [view for view in map(_sample, self._tensors) if view is not None]
+        views = [view for tensor in self._tensors for view in _samples(tensor)]
         self._whole = [view for view in views if view.flags.c_contiguous]
         self._spread = [view for view in views if not view.flags.c_contiguous]
         self._content = self._read()
@@ -74,33 +73,26 @@ class Stamp:
 _version = attrgetter('_version')
 
 
-def _sample(tensor: Tensor) -> Optional[np.ndarray]:
-    """A view of what is compared of a tensor, None if it lies elsewhere or too oddly."""
-    if tensor.device.type != 'cpu':
-        return None
+def _samples(tensor: Tensor) -> list[np.ndarray]:
+    """Views of what is compared of a tensor: none if it is elsewhere or lies oddly."""
+    if tensor.device.type != 'cpu' or not tensor.numel():
+        return []
     tensor = tensor.detach()
     if tensor.dtype == torch.bfloat16:
         tensor = tensor.view(torch.int16)
+    rows, columns = (*tensor.shape, 1, 1)[:2]
     last = tensor.dim() == 4 and not tensor.is_contiguous()
     if last:
         tensor = tensor.permute(0, 2, 3, 1)  # as channels-last lies in memory
     if not tensor.is_contiguous():
-        return None
+        return []
     flat = tensor.numpy().reshape(-1)
     flat = flat.view(f'u{flat.itemsize}')  # as nan differs from itself
-    if tensor.dim() != 4 or not len(flat):
-        return flat
-    columns = tensor.size(3 if last else 1)
-    kernel = len(flat) // (tensor.size(0) * columns)
-    step = min(tensor.size(0), columns)
-    if last:
-        return flat[:: _coprime(step * kernel, columns)]
-    return flat[kernel // 2 :: kernel * _coprime(step, columns)]
-
-
-def _coprime(most: int, columns: int) -> int:
-    """The largest step that meets every column, one after the other: as many steps as
-    there are columns come by all of them."""
-    while math.gcd(most, columns) > 1:
-        most -= 1
-    return most
+    if tensor.dim() != 4:
+        return [flat]
+    kernel = len(flat) // (rows * columns)
+    values = flat if last else flat[kernel // 2 :: kernel]
+    # One of each row, at the column before that of the last: of all columns, if there are not
+    # more of them. Rows are far apart and each costs a cache miss, neighbours cost little.
+    spread = values[:: max(len(values) // rows - 1, 1)]
+    return [spread] if rows >= columns else [spread, values[:columns]]
