@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from operator import attrgetter, is_
+from operator import attrgetter, eq, is_
 from typing import Any
 
 import numpy as np
@@ -52,8 +52,10 @@ class Stamp:
         self._addresses = list(map(Tensor.data_ptr, self._tensors))
         views = [view for tensor in self._tensors for view in _samples(tensor)]
         self._whole = [view for view in views if view.flags.c_contiguous]
-        self._spread = [view for view in views if not view.flags.c_contiguous]
-        self._content = self._read()
+        self._spread = [view for view in views if not view.flags.c_contiguous] or [_NOTHING]
+        # A bytearray is compared with the memory of an array itself, without a copy.
+        self._contents = list(map(bytearray, self._whole))
+        self._samples = bytearray(np.concatenate(self._spread))
 
     def holds(self) -> bool:
         """Whether they are still the same. Runs once per pass for all layers, so
@@ -62,15 +64,13 @@ class Stamp:
             all(map(is_, map(dict.get, self._owners, self._keys), self._found))
             and list(map(_version, self._counted)) == self._versions
             and list(map(Tensor.data_ptr, self._tensors)) == self._addresses
-            and self._read() == self._content
+            and self._samples == np.concatenate(self._spread)
+            and all(map(eq, self._contents, self._whole))
         )
-
-    def _read(self) -> tuple[bytes, bytes]:
-        spread = np.concatenate(self._spread).tobytes() if self._spread else b''
-        return spread, b''.join(self._whole)  # type: ignore[arg-type]
 
 
 _version = attrgetter('_version')
+_NOTHING = np.empty(0, 'u1')
 
 
 def _samples(tensor: Tensor) -> list[np.ndarray]:

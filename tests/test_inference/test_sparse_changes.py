@@ -58,8 +58,8 @@ def change_one_bias_of_a_gate(model):
     model.layer2[0].gate1.fc2.bias.data[5].fill_(9.0)
 
 
-def change_one_weight_of_a_gate(model):
-    model.layer2[0].gate1.fc2.weight.data[7, 3].fill_(-50.0)
+def change_one_row_of_a_gate(model):
+    model.layer2[0].gate1.fc2.weight.data[3].mul_(-8)
 
 
 def replace_modules(model):
@@ -81,7 +81,7 @@ CHANGES = [
     change_one_input_channel,
     change_one_bias,
     change_one_bias_of_a_gate,
-    change_one_weight_of_a_gate,
+    change_one_row_of_a_gate,
     replace_modules,
     replace_a_gate,
     replace_a_block,

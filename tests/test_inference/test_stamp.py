@@ -51,6 +51,13 @@ def test_every_value_of_other_layers_is_watched():
             assert stamp.holds()
 
 
+def test_the_last_value_of_a_large_layer_is_watched():
+    linear = nn.Linear(2048, 16)
+    stamp = stamp_of(linear)
+    linear.weight.data[15, 2047] += 1
+    assert not stamp.holds()
+
+
 def test_not_a_number_is_itself():
     conv = nn.Conv2d(3, 4, 1)
     conv.weight.data.fill_(float('nan'))
