@@ -17,7 +17,13 @@ from fgc_mm.inference import Picture, export
 pytestmark = pytest.mark.usefixtures('without_gradients')
 
 LEVELS = 5
-SMALL_HEAD = dict(in_channels=16, feat_channels=32, stacked_convs=1, num_classes=3)
+SMALL_HEAD = dict(
+    in_channels=16,
+    feat_channels=16,
+    stacked_convs=1,
+    num_classes=3,
+    norm_cfg=dict(type='GN', num_groups=4),
+)
 ONE_STAGE = {
     'retinanet/retinanet_r18_fpn_1x_coco.py': ('cls_score', 'bbox_pred'),
     'fcos/fcos_r50-caffe_fpn_gn-head_1x_coco.py': ('cls_score', 'bbox_pred', 'head_2'),
