@@ -1,13 +1,14 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
 """What closed channels save in time: dense, static, masked and sparse networks.
 
-Five networks run by turns, in one process, on the same pictures:
+Six networks run by turns, in one process, on the same pictures:
 
 - dense: without gates, batch norm folded into the convolutions;
 - static: without gates and with as many channels as the gates leave open, batch
   norm folded: what is possible at all at this number of MACs;
 - packed: the dense one with the prepared kernels of sparse execution: what of its
   time comes from them and not from closed channels;
+- packed static: the static one with them: the limit for sparse execution itself;
 - masked: with gates, closed channels computed and multiplied by zero;
 - sparse: with gates, closed channels not computed.
 
@@ -55,7 +56,7 @@ from fgc_mm.complexity import count_macs
 from fgc_mm.inference import keep_memory
 
 LAYOUTS = dict(channels_last=torch.channels_last, contiguous=torch.contiguous_format)
-KINDS = ('dense', 'static', 'packed', 'masked', 'sparse')
+KINDS = ('dense', 'static', 'packed', 'packed static', 'masked', 'sparse')
 
 
 @dataclass
@@ -197,8 +198,9 @@ def settings(args: argparse.Namespace):
 def print_row(row: Row) -> None:
     realised = '' if row.realised != row.realised else f'{100 * row.realised:.0f} %'
     print(
-        f'{row.network:<16}{row.size:>9}{row.batch:>6}{100 * row.open_share:>6.0f} %  {row.kind:<8}'
-        f'{1000 * row.seconds:>10.1f}{row.time_ratio:>8.3f}{row.macs_ratio:>8.3f}{realised:>10}',
+        f'{row.network:<16}{row.size:>9}{row.batch:>6}{100 * row.open_share:>6.0f} %  '
+        f'{row.kind:<14}{1000 * row.seconds:>10.1f}{row.time_ratio:>8.3f}'
+        f'{row.macs_ratio:>8.3f}{realised:>10}',
         flush=True,
     )
 
@@ -222,7 +224,7 @@ def main() -> None:
         f'{"processor" if args.cpu_time else "wall"} time'
     )
     print(
-        f'{"network":<16}{"size":>9}{"batch":>6}{"open":>8}  {"kind":<8}{"ms":>10}{"time":>8}'
+        f'{"network":<16}{"size":>9}{"batch":>6}{"open":>8}  {"kind":<14}{"ms":>10}{"time":>8}'
         f'{"MACs":>8}{"realised":>10}'
     )
     rows: list[Row] = []

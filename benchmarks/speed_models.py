@@ -103,7 +103,7 @@ def backbone_of(model: nn.Module) -> nn.Module:
 def kinds(
     gated: nn.Module, build: Callable[[dict], nn.Module], widths: dict, args: argparse.Namespace
 ) -> dict[str, nn.Module]:
-    """The five kinds, from the gated network.
+    """The six kinds, from the gated network.
 
     Args:
         gated (nn.Module): The network with gates.
@@ -111,13 +111,15 @@ def kinds(
         widths (dict): Channels of the static network.
         args (argparse.Namespace): Arguments of the benchmark.
     """
-    kind_of = dict(
-        dense=build(dict(gate=None)),
-        static=build(dict(gate=None, widths=widths)),
-        packed=build(dict(gate=None)),
-        masked=gated,
-        sparse=copy.deepcopy(gated),
-    )
+    kind_of = {
+        'dense': build(dict(gate=None)),
+        'static': build(dict(gate=None, widths=widths)),
+        'packed': build(dict(gate=None)),
+        'packed static': build(dict(gate=None, widths=widths)),
+        'masked': gated,
+        'sparse': copy.deepcopy(gated),
+    }
+    packed = ('packed', 'packed static')
     for kind in ('dense', 'packed'):
         kind_of[kind].load_state_dict(gated.state_dict(), strict=False)
     last = args.layout == 'channels_last'
@@ -126,13 +128,14 @@ def kinds(
         backbone = backbone_of(model)
         if kind in ('dense', 'static'):
             fuse_conv_bn(backbone)
-        if last and kind != 'packed':
+        if last and kind not in packed:
             backbone.to(memory_format=torch.channels_last)
             backbone.forward = ChannelsLastForward(backbone)  # takes and gives the usual layout
         if args.half:
             model.half()
     enable_sparse(kind_of['sparse'], channels_last=last, granularity=args.granularity)
-    prepare(kind_of['packed'], channels_last=last)
+    for kind in packed:
+        prepare(kind_of[kind], channels_last=last)
     return kind_of
 
 

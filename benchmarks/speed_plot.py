@@ -6,7 +6,13 @@ from __future__ import annotations
 from pathlib import Path
 
 # Told apart by people with any kind of colour vision (Okabe and Ito).
-COLOURS = dict(static='0.45', packed='#E69F00', masked='#D55E00', sparse='#0072B2')
+COLOURS = {
+    'static': '0.45',
+    'packed': '#E69F00',
+    'packed static': '#009E73',
+    'masked': '#D55E00',
+    'sparse': '#0072B2',
+}
 HEAD = (
     'network',
     'pictures',
@@ -20,6 +26,8 @@ HEAD = (
     'sparse: time',
     'realised',
     'sparse / static',
+    'packed static: time',
+    'sparse / packed static',
 )
 
 
@@ -27,7 +35,8 @@ def draw(rows: list[dict], path: Path) -> None:
     """Draw the figures of a run.
 
     Args:
-        rows (list[dict]): As ``benchmarks/speed.py`` writes them.
+        rows (list[dict]): As ``benchmarks/speed.py`` writes them; older files lack
+            some kinds.
         path (Path): The picture to write.
     """
     import matplotlib
@@ -47,13 +56,17 @@ def draw(rows: list[dict], path: Path) -> None:
             for row in own:
                 saved = 1 - row['macs_ratio'], 1 - row['time_ratio']
                 axis.scatter(*saved, color=colour, marker=markers[row['network']], s=30)
-            axis.scatter([], [], color=colour, label=kind)
+            if own:
+                axis.scatter([], [], color=colour, label=kind)
         for network, marker in markers.items():
             axis.scatter([], [], color='0.3', marker=marker, label=network)
         axis.set_title(f'batch {batch}')
         axis.set_xlabel('MACs saved')
         axis.set_xlim(-0.02, 1)
-        axis.set_ylim(-0.2, 1)
+        axis.axhline(0, color='0.8', linewidth=0.8, zorder=0)
+    # Masked networks take longer than dense ones: all of them are to be seen.
+    lowest = min(1 - row['time_ratio'] for row in rows)
+    axes[0][0].set_ylim(min(-0.2, lowest - 0.05), 1)
     axes[0][0].set_ylabel('time saved')
     axes[0][0].legend(fontsize=8, loc='upper left')
     figure.tight_layout()
@@ -75,7 +88,7 @@ def table(rows: list[dict]) -> str:
     lines = [HEAD, ('---',) * len(HEAD)]
     for (network, size, batch, share), kinds in settings.items():
         static, sparse = kinds['static'], kinds['sparse']
-        saved = [1 - kind['time_ratio'] for kind in (sparse, static)]
+        limit = kinds.get('packed static')  # older files lack it
         lines.append(
             (
                 network,
@@ -87,10 +100,18 @@ def table(rows: list[dict]) -> str:
                 _percent(static['realised']),
                 f'{sparse["time_ratio"]:.2f}',
                 _percent(sparse['realised']),
-                _percent(saved[0] / saved[1] if saved[1] > 0.02 else float('nan')),
+                _percent(_of_limit(sparse, static)),
+                f'{limit["time_ratio"]:.2f}' if limit else '',
+                _percent(_of_limit(sparse, limit)) if limit else '',
             )
         )
     return '\n'.join('| ' + ' | '.join(line) + ' |' for line in lines)
+
+
+def _of_limit(sparse: dict, static: dict) -> float:
+    """What the sparse network saves of what a static one does; nan where that is nothing."""
+    saved = 1 - static['time_ratio']
+    return (1 - sparse['time_ratio']) / saved if saved > 0.02 else float('nan')
 
 
 def _percent(share: float) -> str:

@@ -7,12 +7,10 @@ Writes a config and a smaller checkpoint, which every tool loads, and a report.
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import os
 from pathlib import Path
 
-import torch
 from mmengine.config import DictAction
 
 import fgc_mm  # noqa: F401  registers gates, backbones and hooks
@@ -66,14 +64,10 @@ def main() -> None:
     stems = {'.py': Path(args.config).stem, '.pth': Path(checkpoint).stem}
     config, target = (folder / f'{stem}_slim{suffix}' for suffix, stem in stems.items())
     slim_cfg.load_from = str(target)
-    content = io.BytesIO()
-    torch.save(weights, content)
-    sizes = dict(before=os.path.getsize(checkpoint), after=content.getbuffer().nbytes)
-    report['file_bytes'] = sizes
     text = json.dumps(report, indent=2, default=float) + '\n'
     write_files(
         {
-            target: content.getvalue(),
+            target: weights,
             config: slim_cfg.pretty_text,
             target.with_suffix('.json'): text,
         }

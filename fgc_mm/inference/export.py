@@ -131,7 +131,7 @@ def export(
         inputs = [p.raw.float() if with_preprocess else p.ready for p in pictures]
         with torch.no_grad(), recordable(model, form) as masks:
             network = Recorded(found, masks, before if with_preprocess else None, with_gates)
-            shapes = [tuple(out.shape) for out in network.eval()(inputs[0])]
+            shapes = _shapes(network.eval(), inputs[0])
             example = torch.cat([inputs[0]] * 2) if 0 in dynamic else inputs[0]
             content = record(chosen, network, example, dynamic)
         macs: list[ImageMACs] = []
@@ -154,6 +154,24 @@ def export(
         )
     finally:
         model.train(was_training)
+
+
+def _shapes(network: Recorded, x: Tensor) -> list[tuple[int, ...]]:
+    """Shapes of the outputs for one picture.
+
+    Raises:
+        ValueError: If the network does not run, such as a head that takes more than
+            feature maps.
+    """
+    try:
+        return [tuple(out.shape) for out in network(x)]
+    except Exception as error:  # upstream's heads have no common one
+        part = type(network.part).__name__.removesuffix('Part')
+        hint = '' if part == 'Backbone' else '; try its backbone alone (--part backbone)'
+        raise ValueError(
+            f'{type(network.part.model).__name__} does not run on a picture of {_size(x)} as it '
+            f'would be exported ({part}): {type(error).__name__}: {str(error).strip()}{hint}'
+        ) from error
 
 
 def _cases(inputs: Sequence[Tensor], dynamic: Sequence[int]) -> Iterator[tuple[str, Tensor]]:

@@ -120,7 +120,9 @@ class SingleStagePart(Part):
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         feats = self.model.extract_feat(x)  # type: ignore[operator]
         outs = self.model.bbox_head(feats)  # type: ignore[operator]
-        names = ['cls_score', 'bbox_pred', *(f'head_{i}' for i in range(2, len(outs)))]
+        names = [f'head_{i}' for i in range(len(outs))]
+        if len(outs) > 1:  # YOLOv3's has one kind of maps
+            names[:2] = 'cls_score', 'bbox_pred'
         return {
             key: out
             for name, maps in zip(names, outs, strict=True)
@@ -159,11 +161,21 @@ def find_part(model: nn.Module, part: str = 'model') -> Part:
     }
     for needed, found in parts.items():
         if all(getattr(model, name, None) is not None for name in needed):
+            if found is SingleStagePart and not _is_dense(model.bbox_head):
+                continue
             return found(model, gated[0])
     raise ValueError(
         f'the model {kind} is no segmentor, classifier, nor detector with an rpn_head or a dense '
         'bbox_head, whose outputs could be exported: export its backbone alone (--part backbone)'
     )
+
+
+def _is_dense(head: Any) -> bool:
+    """Whether a head takes feature maps and gives maps; DETR's takes queries.
+
+    By the name of mmdet's base class, since mmdet is not imported here.
+    """
+    return any(kind.__name__ == 'BaseDenseHead' for kind in type(head).__mro__)
 
 
 @dataclass

@@ -4,61 +4,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from types import NoneType
 from typing import Any, Optional
 
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
-from mmcv.cnn.bricks.wrappers import Conv2d as MMConv2d
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from . import kernels
+from .convolution import compute, convolve, is_product
 from .stamp import Source, Stamp, checks
 
-# On larger maps the convolution is the faster of the two on a CPU; a product can add to
-# a shortcut, which spares more.
-PRODUCT_POSITIONS = 2048
-SUM_POSITIONS = 8192
-# torch 2.1 and 2.2 have it under this name only; compilers know both.
-is_compiling = getattr(torch.compiler, 'is_compiling', None) or torch._utils.is_compiling
-
-
-def recording() -> bool:
-    """Whether someone watches the operations: a gradient, a trace, a compiler."""
-    return torch.is_grad_enabled() or torch.jit.is_tracing() or is_compiling()
-
-
-def autocasts() -> bool:
-    """Whether autocast is on for the CPU; on a GPU it does not matter here."""
-    try:
-        return torch.is_autocast_enabled('cpu')
-    except TypeError:  # before torch 2.4
-        return torch.is_autocast_cpu_enabled()
-
-
-def is_plain_conv(conv: nn.Module) -> bool:
-    """Whether a convolution is nothing but ``F.conv2d`` of its weight."""
-    # A subclass may do something to the weight first, such as standardise it; so may
-    # pruning and the like, which leave no parameter of that name, or a patch.
-    return (
-        type(conv) in (nn.Conv2d, MMConv2d)
-        and conv.padding_mode == 'zeros'
-        and conv._parameters.get('weight') is not None
-        and isinstance(conv.__dict__.get('forward'), (NoneType, WeightedForward, FoldedForward))
-    )
-
-
-def is_product(conv: nn.Conv2d) -> bool:
-    """Whether a convolution is a product of matrices in channels-last layout."""
-    return (
-        conv.kernel_size == (1, 1)
-        and conv.stride == (1, 1)
-        and conv.padding in ((0, 0), 'valid', 'same')
-        and conv.groups == 1
-    )
+_Prepared = tuple[Stamp, Tensor, Tensor]
 
 
 def is_foldable(norm: nn.Module) -> bool:
@@ -107,8 +64,8 @@ class FoldedLayer:
     def reset(self) -> None:
         """Forget what was prepared."""
         self._lock = threading.Lock()
-        self._prepared: Optional[tuple[Stamp, Tensor, Tensor]] = None
-        self._packed: Optional[tuple[tuple, Optional[Tensor]]] = None
+        self._prepared: Optional[_Prepared] = None
+        self._packed: Optional[tuple[_Prepared, Optional[Tensor]]] = None
 
     def weights(
         self, rows: Optional[Tensor] = None, columns: Optional[Tensor] = None
@@ -121,15 +78,8 @@ class FoldedLayer:
             columns (Tensor, optional): Input channels to take. Defaults to
                 None, all.
         """
-        if self._prepared is None or not checks.done:
-            self.refresh()
-        prepared = self._prepared
-        assert prepared is not None
-        _, weight, bias = prepared
-        if rows is None and self.pads[0]:
-            weight, bias = weight[:-2], bias[:-2]
-        if columns is None and self.pads[1]:
-            weight = weight[:, :-2]
+        _, weight, bias = self._current()
+        weight, bias = self._unpadded(weight, bias, rows is None, columns is None)
         if rows is not None or columns is not None:
             weight = self._gather(weight, rows, columns)
         return weight, bias if rows is None else bias.index_select(0, rows)
@@ -146,28 +96,47 @@ class FoldedLayer:
             plus (Tensor, optional): See :func:`convolve`. Defaults to None.
             spend (bool): See :func:`convolve`. Defaults to False.
         """
-        weight, bias = self.weights()
-        packed = self._pack(weight, x) if checks.done and kernels.fits(x) else None
+        # Read once: another thread may prepare weights anew in between.
+        prepared = self._current()
+        weight, bias = self._unpadded(*prepared[1:])
+        packed = self._pack(prepared, weight, x) if checks.done and kernels.fits(x) else None
         if packed is None:
             return convolve(self.conv, x, weight, bias, None, plus, relu, spend)
-        return _compute(self.conv, x, packed, bias, self.conv.groups, plus, relu, spend)
+        return compute(self.conv, x, packed, bias, self.conv.groups, plus, relu, spend)
 
-    def _pack(self, weight: Tensor, x: Tensor) -> Optional[Tensor]:
-        """The weight in the layout of the kernels, made once."""
-        known, prepared = self._packed, self._prepared
+    def _pack(self, prepared: _Prepared, weight: Tensor, x: Tensor) -> Optional[Tensor]:
+        """The weight of a preparation in the layout of the kernels, made once."""
+        known = self._packed
         if known is None or known[0] is not prepared:
-            assert prepared is not None
             full = weight[:, :, None, None] if weight.dim() == 2 else weight
             full = full.contiguous(memory_format=torch.channels_last)
             known = self._packed = (prepared, kernels.pack(self.conv, full, x))
         return known[1]
+
+    def _current(self) -> _Prepared:
+        """Stamp, weight and bias as they are now."""
+        if self._prepared is None or not checks.done:
+            self.refresh()
+        prepared = self._prepared
+        assert prepared is not None
+        return prepared
+
+    def _unpadded(
+        self, weight: Tensor, bias: Tensor, rows: bool = True, columns: bool = True
+    ) -> tuple[Tensor, Tensor]:
+        """Weight and bias without the padding of rows and columns."""
+        if rows and self.pads[0]:
+            weight, bias = weight[:-2], bias[:-2]
+        if columns and self.pads[1]:
+            weight = weight[:, :-2]
+        return weight, bias
 
     def refresh(self) -> None:
         """Prepare the weights, anew if the parameters have changed."""
         prepared = self._prepared
         if prepared is None or not prepared[0].holds():
             with self._lock:
-                self._prepared = (Stamp(self._sources()), *self._fold())
+                self._prepared = (Stamp(self.sources()), *self._fold())
 
     def _gather(self, weight: Tensor, rows: Optional[Tensor], columns: Optional[Tensor]) -> Tensor:
         """Some output and input channels of a weight, in its own layout."""
@@ -188,7 +157,8 @@ class FoldedLayer:
             weight = lines.view(*weight.shape[:3], len(columns))
         return weight.permute(0, 3, 1, 2)
 
-    def _sources(self) -> list[Source]:
+    def sources(self) -> list[Source]:
+        """What the prepared weights are made of."""
         sources: list[Source] = [(self.conv._parameters, key) for key in ('weight', 'bias')]
         if self.norm is not None:
             sources += [(self.norm._parameters, key) for key in ('weight', 'bias')]
@@ -240,195 +210,3 @@ class FoldedLayer:
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
         self.reset()
-
-
-def convolve(
-    conv: nn.Conv2d,
-    x: Tensor,
-    weight: Tensor,
-    bias: Optional[Tensor],
-    groups: Optional[int] = None,
-    plus: Optional[Tensor] = None,
-    relu: bool = False,
-    spend: bool = False,
-) -> Tensor:
-    """A convolution with other weights, of any number of channels, even none.
-
-    Args:
-        conv (nn.Conv2d): Tells stride, padding, dilation and groups.
-        x (Tensor): B x C x H x W.
-        weight (Tensor): Some of the rows and columns of the weight; of a
-            pointwise convolution also without its last two dimensions.
-        bias (Tensor, optional): One value for each row.
-        groups (int, optional): Number of groups. Defaults to None, the
-            convolution's.
-        plus (Tensor, optional): What to add to the result. Defaults to None.
-        relu (bool): Whether to take the ReLU of the result. Defaults to False.
-        spend (bool): Whether the result may take the place of ``plus``. Defaults to
-            False.
-    """
-    groups = conv.groups if groups is None else groups
-    if not weight.numel():
-        assert bias is not None
-        size = _out_size(conv, x)
-        out = bias[None, :, None, None].expand(x.size(0), -1, *size).to(x.dtype, copy=True)
-    elif _multiplies(conv, x, plus is not None):
-        weight = weight if weight.dim() == 2 else weight[:, :, 0, 0]
-        out = _multiply(x, weight, bias, plus, spend)
-        return out.relu_() if relu else out
-    else:
-        weight = weight[:, :, None, None] if weight.dim() == 2 else weight
-        if checks.done and not isinstance(conv.padding, str) and kernels.fits(x):
-            return _compute(conv, x, weight, bias, groups, plus, relu, spend)
-        out = F.conv2d(x, weight, bias, conv.stride, conv.padding, conv.dilation, groups)
-    out = out if plus is None else out.add_(plus)
-    return out.relu_() if relu else out
-
-
-def _compute(
-    conv: nn.Conv2d,
-    x: Tensor,
-    weight: Tensor,
-    bias: Optional[Tensor],
-    groups: int,
-    plus: Optional[Tensor],
-    relu: bool,
-    spend: bool,
-) -> Tensor:
-    """:func:`convolve` by :mod:`.kernels`."""
-    if plus is None:
-        return kernels.convolve(conv, x, weight, bias, groups, relu)
-    if (
-        spend
-        and _fills(plus, x, weight.size(0), _out_size(conv, x))
-        and kernels.accumulates(x, plus)
-    ):
-        return kernels.accumulate(conv, x, weight, bias, groups, relu, plus)
-    out = kernels.convolve(conv, x, weight, bias, groups, False).add_(plus)
-    return out.relu_() if relu else out
-
-
-def _fills(plus: Tensor, x: Tensor, channels: int, size: Sequence[int]) -> bool:
-    """Whether a sum has the shape of the result and is not spread over it."""
-    return plus.shape == (x.size(0), channels, *size)
-
-
-def _multiply(
-    x: Tensor, weight: Tensor, bias: Optional[Tensor], plus: Optional[Tensor], spend: bool
-) -> Tensor:
-    """A pointwise convolution in channels-last layout as a product."""
-    pixels = x.permute(0, 2, 3, 1)
-    rows, shape = pixels.flatten(0, 2), (*pixels.shape[:3], len(weight))
-    if plus is None:
-        out = rows.mm(weight.t()) if bias is None else torch.addmm(bias, rows, weight.t())
-    else:
-        # Summing up in the shortcut spares a pass over it.
-        start = plus.permute(0, 2, 3, 1).reshape(-1, len(weight))
-        if spend and plus.dtype == x.dtype and _fills(plus, x, len(weight), x.shape[2:]):
-            start = start if bias is None else start.add_(bias)
-            out = start.addmm_(rows, weight.t())
-        elif bias is None:
-            out = torch.addmm(start, rows, weight.t())
-        else:
-            out = (start + bias).addmm_(rows, weight.t())
-    return out.view(shape).permute(0, 3, 1, 2)
-
-
-def _multiplies(conv: nn.Conv2d, x: Tensor, adds: bool) -> bool:
-    """Whether a product of matrices is the faster way to convolve."""
-    if conv.kernel_size != (1, 1) or not is_product(conv) or x.device.type != 'cpu':
-        return False
-    most = SUM_POSITIONS if adds else PRODUCT_POSITIONS
-    few = x.size(0) * x.size(2) * x.size(3) <= most
-    return (
-        few
-        and x.dtype in (torch.float32, torch.float64)
-        and x.is_contiguous(memory_format=torch.channels_last)
-    )
-
-
-def _out_size(conv: nn.Conv2d, x: Tensor) -> list[int]:
-    if isinstance(conv.padding, str):
-        pads = (
-            [0, 0]
-            if conv.padding == 'valid'
-            else [d * (k - 1) for d, k in zip(conv.dilation, conv.kernel_size, strict=True)]
-        )
-    else:
-        pads = [2 * int(pad) for pad in conv.padding]
-    return [
-        (x.size(2 + i) + pads[i] - conv.dilation[i] * (conv.kernel_size[i] - 1) - 1)
-        // conv.stride[i]
-        + 1
-        for i in (0, 1)
-    ]
-
-
-class WeightedForward:
-    """``forward`` of a gated convolution that can be handed its weights.
-
-    Calling the module with gathered weights runs its forward hooks, so that
-    whoever watches convolutions, such as the MACs tracer, still sees them.
-    """
-
-    def __init__(self, conv: nn.Conv2d) -> None:
-        self.conv = conv
-
-    def __call__(
-        self,
-        x: Tensor,
-        weight: Optional[Tensor] = None,
-        bias: Optional[Tensor] = None,
-        groups: Optional[int] = None,
-        plus: Optional[Tensor] = None,
-    ) -> Tensor:
-        if weight is None:
-            return type(self.conv).forward(self.conv, x)
-        return convolve(self.conv, x, weight, bias, groups, plus)
-
-
-class FoldedForward:
-    """``forward`` of an ungated convolution that does the work of its norm too.
-
-    Args:
-        layer (FoldedLayer): The two.
-        relu (bool): Whether a ReLU comes after them, which it does as well where nobody
-            looks in between. Defaults to False.
-    """
-
-    def __init__(self, layer: FoldedLayer, relu: bool = False) -> None:
-        self.layer = layer
-        self.relu = relu
-
-    def applies(self) -> bool:
-        """Whether the two are one now; the same for both of a pass."""
-        return not (recording() or self.layer.norm.training)  # type: ignore[union-attr]
-
-    def activates(self) -> bool:
-        """Whether the ReLU is part of it now."""
-        return self.relu and checks.done and self.applies()
-
-    def __call__(self, x: Tensor) -> Tensor:
-        conv = self.layer.conv
-        if not self.applies():
-            return type(conv).forward(conv, x)
-        return self.layer.run(x, self.activates())
-
-
-class SkippedForward:
-    """``forward`` of a norm, or of the ReLU after it, whose work a convolution does.
-
-    Args:
-        module (nn.Module): The norm or ReLU.
-        folded (FoldedForward): Forward of the convolution.
-    """
-
-    def __init__(self, module: nn.Module, folded: FoldedForward) -> None:
-        self.module = module
-        self.folded = folded
-
-    def __call__(self, x: Tensor) -> Tensor:
-        is_norm = self.module is self.folded.layer.norm
-        if self.folded.applies() if is_norm else self.folded.activates():
-            return x
-        return type(self.module).forward(self.module, x)

@@ -171,7 +171,7 @@ class GateBundle:
         prepared = self._prepared
         if prepared is None or not prepared[0].holds():
             with self._lock:
-                self._prepared = (Stamp(self._sources()), self._fold())
+                self._prepared = (Stamp(self.sources()), self._fold())
 
     def _weights(self) -> tuple[Tensor, ...]:
         """First layers side by side, in_channels x hidden, their bias, second
@@ -182,7 +182,8 @@ class GateBundle:
         assert prepared is not None
         return prepared[1]
 
-    def _sources(self) -> list[Source]:
+    def sources(self) -> list[Source]:
+        """What the prepared weights are made of."""
         sources: list[Source] = []
         for gate in self.gates.values():
             sources.append((gate.fc1._parameters, 'weight'))

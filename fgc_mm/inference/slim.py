@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ..backbones import GatedBackbone, GatedBlock
 from ..complexity import Attachments, GatedConv, gated_convs
 from ..gates import Gate, GateSite, find_gates
-from .folding import is_plain_conv
+from .forwards import is_plain_conv
 from .sparse_block import is_depthwise
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import os
 import tempfile
 from collections.abc import Iterable
@@ -23,6 +24,7 @@ from ..engine import unwrap
 from ..evaluation import GatedMACs, PredictionCounter
 from ..gates import find_gates
 from .slim import GateUsage, slim
+from .slim_report import EQUAL
 
 
 def slim_checkpoint(
@@ -45,12 +47,14 @@ def slim_checkpoint(
     Returns:
         tuple: Config of the smaller model, its checkpoint, and a report:
         ``images``, ``gates`` (see :class:`Slimmed`), ``parameters``,
-        ``weights_bytes`` and ``metrics`` (dicts of before and after), and
-        ``max_difference`` of the backbone outputs, relative.
+        ``weights_bytes``, ``file_bytes`` and ``metrics`` (dicts of before and
+        after; the pruning ratio of both is that of the network before),
+        ``max_difference`` of the backbone outputs, relative, and
+        ``checkpoint_bytes`` and ``checkpoint_also_holds`` of the given file.
 
     Raises:
-        ValueError: If there is nothing to slim or to slim with, or the
-            checkpoint does not fit.
+        ValueError: If there is nothing to slim or to slim with, the checkpoint
+            does not fit, or at tolerance 0 outputs are not the same.
     """
     model = unwrap(runner.model)
     if not find_gates(model):
@@ -71,18 +75,38 @@ def slim_checkpoint(
     smaller.to(next(model.parameters()).device)
     pair = {'before': model, 'after': smaller}
     metrics, difference = _compare(runner, pair, loader, cfg[f'{split}_evaluator'])
-    state = {key: value.detach().cpu() for key, value in smaller.state_dict().items()}
-    meta = {**loaded.get('meta', {}), 'cfg': slim_cfg.pretty_text}
+    if not tolerance and difference > EQUAL:
+        raise ValueError(
+            'the slimmed network is not the same on the images it was made for: backbone outputs '
+            f'differ by {difference:.1e}, relative, more than {EQUAL:g}. A gate that is undecided '
+            'to the last digit can do that: take other images (--split), or accept a change '
+            '(--tolerance 1e-6)'
+        )
+    meta = loaded.get('meta', {})
+    files = {
+        'before': dict(meta=meta, state_dict=_on_cpu(model)),
+        'after': dict(meta={**meta, 'cfg': slim_cfg.pretty_text}, state_dict=_on_cpu(smaller)),
+    }
+    # Against the network before: of what is left, less can be saved.
+    dense = metrics['before']['macs/backbone_dense_G']
+    executed = metrics['after']['macs/backbone_executed_G']
+    metrics['after']['macs/pruning_ratio'] = 100 * (1 - executed / dense)
     report = dict(
         images=len(loader.dataset),
         tolerance=tolerance,
         max_difference=difference,
         parameters={name: _parameters(m) for name, m in pair.items()},
         weights_bytes={name: _bytes(m.state_dict().values()) for name, m in pair.items()},
+        # A checkpoint of a training holds more: both as files of weights alone.
+        file_bytes={name: _file_bytes(content) for name, content in files.items()},
+        checkpoint_bytes=os.path.getsize(checkpoint) if os.path.isfile(checkpoint) else None,
+        checkpoint_also_holds=[key for key in loaded if key not in ('meta', 'state_dict')]
+        if 'state_dict' in loaded
+        else [],
         metrics=metrics,
         gates=result.gates,
     )
-    return slim_cfg, dict(meta=meta, state_dict=state), report
+    return slim_cfg, files['after'], report
 
 
 def load_fitting(model: nn.Module, path: str) -> dict:
@@ -229,6 +253,16 @@ def _compare(
             counter.detach()
     size = len(loader.dataset)
     return {name: evaluator.evaluate(size) for name, evaluator in evaluators.items()}, largest
+
+
+def _on_cpu(model: nn.Module) -> dict[str, Tensor]:
+    return {key: value.detach().cpu() for key, value in model.state_dict().items()}
+
+
+def _file_bytes(content: dict) -> int:
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    return buffer.getbuffer().nbytes
 
 
 def _parameters(model: nn.Module) -> int:

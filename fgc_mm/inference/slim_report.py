@@ -13,7 +13,7 @@ def format_slim_report(report: dict[str, Any]) -> str:
     """The report of :func:`slim_checkpoint` as plain text.
 
     Args:
-        report (dict): The report; ``file_bytes`` may have been added.
+        report (dict): The report.
     """
     gates = report['gates']
     channels = sum(row['channels'] for row in gates)
@@ -21,8 +21,7 @@ def format_slim_report(report: dict[str, Any]) -> str:
     fixed = sum(row['always_open'] for row in gates)
     rows = [('parameters', report['parameters'], 1e6, 'M')]
     rows += [('weights', report['weights_bytes'], 1e6, 'MB')]
-    if 'file_bytes' in report:
-        rows += [('checkpoint file', report['file_bytes'], 1e6, 'MB')]
+    rows += [('file of weights', report['file_bytes'], 1e6, 'MB')]
     lines = [
         f'Slimmed on {report["images"]} images: of {channels} gated channels {removed} removed '
         f'(open for at most {100 * report["tolerance"]:g} % of them), {fixed} open for good',
@@ -38,8 +37,19 @@ def format_slim_report(report: dict[str, Any]) -> str:
     before, after = report['metrics']['before'], report['metrics']['after']
     for name in before:
         old, new = float(before[name]), float(after[name])
-        lines.append(f'{name:<28}{old:>12.4f}{new:>12.4f}{new - old:>+10.4f}')
+        lines.append(f'{name:<28}{old:>12.5g}{new:>12.5g}{_change(old, new):>10}')
+    lines += ['', 'macs/pruning_ratio: of the MACs the network before has without gates']
+    size, more = report['checkpoint_bytes'], report['checkpoint_also_holds']
+    if size and more:
+        lines.append(f'The checkpoint has {size / 1e6:.3f} MB: it also holds {", ".join(more)}')
     difference = report['max_difference']
     verdict = 'the same up to rounding' if difference <= EQUAL else 'NOT the same'
-    lines += ['', f'Backbone outputs: {verdict}, largest relative difference {difference:.1e}']
+    lines += [f'Backbone outputs: {verdict}, largest relative difference {difference:.1e}']
     return '\n'.join(lines)
+
+
+def _change(old: float, new: float) -> str:
+    """A difference that is more than rounding."""
+    # The MACs of small networks are thousandths of the unit.
+    same = abs(new - old) <= 1e-9 * max(abs(old), abs(new))
+    return '0' if same else f'{new - old:+.3g}'

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import torch
 import torch.nn as nn
@@ -16,18 +16,12 @@ from torch import Tensor
 from ..backbones import GatedBackbone, GatedBlock
 from ..complexity.attach import is_watched
 from ..gates import find_gates
-from .folding import (
-    FoldedForward,
-    FoldedLayer,
-    SkippedForward,
-    autocasts,
-    is_foldable,
-    is_plain_conv,
-    recording,
-)
+from .folding import FoldedLayer, is_foldable
+from .forwards import FoldedForward, SkippedForward, autocasts, is_plain_conv, recording
+from .gate_bundle import GateBundle
 from .memory import to_contiguous
 from .sparse_block import SparseBlock, why_not
-from .stamp import checks
+from .stamp import Stamp, checks
 
 WAYS = ('auto', 'dense', 'union', 'groups')
 
@@ -176,6 +170,7 @@ class CheckedForward:
         self.folded = [
             m for m in self.modules if isinstance(m.__dict__.get('forward'), FoldedForward)
         ]
+        self._watched: Optional[tuple[list, Stamp]] = None
         self.places = [(m._modules, len(m._modules)) for m in self.modules]
         self.children = [
             (m._modules, key, child) for m in self.modules for key, child in m._modules.items()
@@ -197,13 +192,25 @@ class CheckedForward:
             checks.done = before
 
     def _refresh(self) -> None:
+        """Prepare all weights, anew if parameters have changed."""
+        parts, watched = self._parts(), self._watched
+        if watched is None or watched[0] != parts or not watched[1].holds():
+            # First the stamp, as parameters may change meanwhile.
+            stamp = Stamp([source for part in parts for source in part.sources()])
+            for part in parts:
+                part.refresh()
+            self._watched = parts, stamp
+
+    def _parts(self) -> list[Union[GateBundle, FoldedLayer]]:
+        parts: list[Union[GateBundle, FoldedLayer]] = []
         for block in self.blocks:
             if isinstance(block.runner, SparseBlock):
-                block.runner.refresh()
+                parts += block.runner.parts
         for conv in self.folded:
             forward = conv.__dict__.get('forward')
             if isinstance(forward, FoldedForward):
-                forward.layer.refresh()
+                parts.append(forward.layer)
+        return parts
 
     def _unchanged(self) -> bool:
         """Whether all modules are those that were prepared."""
@@ -216,6 +223,9 @@ class CheckedForward:
         if autocasts():
             return False
         return not any(m.training or is_watched(m) for m in self.modules)
+
+    def __getstate__(self) -> dict:
+        return {**self.__dict__, '_watched': None}  # copies have tensors of their own
 
 
 def _modules(model: nn.Module, kind: type) -> Iterator[tuple[str, Any]]:

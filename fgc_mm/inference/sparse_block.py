@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Optional
+from typing import Optional, Union
 
 import numpy as np
 import torch
@@ -16,15 +16,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ..backbones.block import Activation, Body, GatedBlock
 from ..complexity import GatedConv, gated_convs
 from ..complexity.attach import tell
-from .folding import (
-    FoldedLayer,
-    WeightedForward,
-    convolve,
-    is_foldable,
-    is_plain_conv,
-    is_product,
-    recording,
-)
+from .convolution import convolve, is_product
+from .folding import FoldedLayer, is_foldable
+from .forwards import WeightedForward, is_plain_conv, recording
 from .gate_bundle import GateBundle
 from .plan import ConvCost, Part, Planner
 from .stamp import checks
@@ -104,6 +98,8 @@ class SparseBlock:
         self._entries: dict[str, _Entry] = {}
         gates = block.gates()
         self._bundle = GateBundle(gates) if gates and GateBundle.fits(gates) else None
+        # What was prepared from parameters; convolutions join in as they are met.
+        self.parts: list[Union[GateBundle, FoldedLayer]] = [self._bundle] if self._bundle else []
         # Whose mode matters: norms and gates decide otherwise in training.
         self._modes: list[nn.Module] = [block, *block.gates().values()]
         self._modes += [module for module in block.modules() if isinstance(module, _BatchNorm)]
@@ -117,6 +113,7 @@ class SparseBlock:
         for entry in self._entries.values():
             entry.conv.__dict__.pop('forward', None)
         self._entries = {}
+        self.parts = [self._bundle] if self._bundle else []
         self.block.runner = None
 
     def applies(self, x: Tensor) -> bool:
@@ -128,14 +125,6 @@ class SparseBlock:
     def trains(self) -> bool:
         """Whether something in the block is in training mode."""
         return any(module.training for module in self._modes)
-
-    def refresh(self) -> None:
-        """Prepare all weights, anew if parameters have changed."""
-        if self._bundle is not None:
-            self._bundle.refresh()
-        for entry in list(self._entries.values()):
-            if entry.folded is not None:
-                entry.folded.refresh()
 
     def run(self, body: Body, x: Tensor) -> Tensor:
         """Run the block on a batch.
@@ -186,6 +175,7 @@ class SparseBlock:
                     else (gates.out_gate in self._padded, False),
                 )
                 entry = _Entry(module, gates, folded, None if folds else after, cost)
+                self.parts.append(folded)
                 module.forward = WeightedForward(module)  # type: ignore[method-assign,assignment]
             self._entries[conv] = entry
         return entry

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any, Optional
+from operator import attrgetter, eq, is_
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-
-SAMPLES = 8
 
 Source = tuple[dict[str, Any], str]
 """A parameter or buffer by the dict of its module and its key there."""
@@ -34,53 +33,66 @@ class Stamp:
     """What some parameters and buffers were like at a time.
 
     A change is noticed when one was written to or replaced, which its version
-    counter or address tells; on CPU also when some elements differ, which
-    catches what was written through ``.data``.
+    counter or address tells. On CPU also what is written through ``.data``, which
+    tells neither: all values are compared, of the weights of convolutions one of
+    each output and one of each input channel.
 
     Args:
         sources (Sequence[tuple]): The tensors, see ``Source``.
     """
 
     def __init__(self, sources: Sequence[Source]) -> None:
-        self.known = [(owner, key, *_state(owner.get(key))) for owner, key in sources]
+        self._owners = [owner for owner, _ in sources]
+        self._keys = [key for _, key in sources]
+        self._found = [owner.get(key) for owner, key in sources]
+        self._tensors = [tensor for tensor in self._found if tensor is not None]
+        # Tensors made in inference mode have no version counter.
+        self._counted = [tensor for tensor in self._tensors if not tensor.is_inference()]
+        self._versions = list(map(_version, self._counted))
+        self._addresses = list(map(Tensor.data_ptr, self._tensors))
+        views = [view for tensor in self._tensors for view in _samples(tensor)]
+        self._whole = [view for view in views if view.flags.c_contiguous]
+        self._spread = [view for view in views if not view.flags.c_contiguous] or [_NOTHING]
+        # A bytearray is compared with the memory of an array itself, without a copy.
+        self._contents = list(map(bytearray, self._whole))
+        self._samples = bytearray(np.concatenate(self._spread))
 
     def holds(self) -> bool:
-        """Whether they are still the same. Runs once per layer and pass."""
-        for owner, key, tensor, address, version, view, content in self.known:
-            if owner.get(key) is not tensor:
-                return False
-            if tensor is None:
-                continue
-            if tensor.data_ptr() != address:
-                return False
-            if version is not None and tensor._version != version:
-                return False
-            if view is not None and view.tobytes() != content:
-                return False
-        return True
+        """Whether they are still the same. Runs once per pass for all layers, so
+        each step is one call for all tensors."""
+        return (
+            all(map(is_, map(dict.get, self._owners, self._keys), self._found))
+            and list(map(_version, self._counted)) == self._versions
+            and list(map(Tensor.data_ptr, self._tensors)) == self._addresses
+            and self._samples == np.concatenate(self._spread)
+            and all(map(eq, self._contents, self._whole))
+        )
 
 
-def _state(tensor: Optional[Tensor]) -> tuple:
-    if tensor is None:
-        return None, 0, None, None, b''
-    # Tensors made in inference mode have no version counter.
-    version = None if tensor.is_inference() else tensor._version
-    view = _sample(tensor)
-    return tensor, tensor.data_ptr(), version, view, b'' if view is None else view.tobytes()
+_version = attrgetter('_version')
+_NOTHING = np.empty(0, 'u1')
 
 
-def _sample(tensor: Tensor) -> Optional[np.ndarray]:
-    """A view of a few elements spread over a tensor."""
-    if tensor.device.type != 'cpu':
-        return None
+def _samples(tensor: Tensor) -> list[np.ndarray]:
+    """Views of what is compared of a tensor: none if it is elsewhere or lies oddly."""
+    if tensor.device.type != 'cpu' or not tensor.numel():
+        return []
     tensor = tensor.detach()
     if tensor.dtype == torch.bfloat16:
         tensor = tensor.view(torch.int16)
-    if tensor.dim() == 4 and not tensor.is_contiguous():
+    rows, columns = (*tensor.shape, 1, 1)[:2]
+    last = tensor.dim() == 4 and not tensor.is_contiguous()
+    if last:
         tensor = tensor.permute(0, 2, 3, 1)  # as channels-last lies in memory
     if not tensor.is_contiguous():
-        return None
+        return []
     flat = tensor.numpy().reshape(-1)
-    # About one of each output channel, at different inputs: an odd step meets all.
-    samples = max(SAMPLES, tensor.size(0) if tensor.dim() > 1 else 0)
-    return flat[:: max(len(flat) // samples, 1) | 1]
+    flat = flat.view(f'u{flat.itemsize}')  # as nan differs from itself
+    if tensor.dim() != 4:
+        return [flat]
+    kernel = len(flat) // (rows * columns)
+    values = flat if last else flat[kernel // 2 :: kernel]
+    # One of each row, at the column before that of the last: of all columns, if there are not
+    # more of them. Rows are far apart and each costs a cache miss, neighbours cost little.
+    spread = values[:: max(len(values) // rows - 1, 1)]
+    return [spread] if rows >= columns else [spread, values[:columns]]

@@ -9,7 +9,7 @@ from mmengine.model import Sequential
 from sparse_networks import assert_equal_outputs, build, pictures
 
 from fgc_mm.backbones import GatedResNet
-from fgc_mm.inference import enable_sparse, folding, kernels
+from fgc_mm.inference import convolution, enable_sparse, kernels
 
 pytestmark = pytest.mark.usefixtures('without_gradients')
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures('without_gradients')
 def spent(monkeypatch):
     """How many shortcuts were overwritten by which way."""
     counts = dict(accumulate=0, multiply=0)
-    accumulate, multiply = kernels.accumulate, folding._multiply
+    accumulate, multiply = kernels.accumulate, convolution._multiply
 
     def counting(*args):
         counts['accumulate'] += 1
@@ -30,7 +30,7 @@ def spent(monkeypatch):
         return out
 
     monkeypatch.setattr(kernels, 'accumulate', counting)
-    monkeypatch.setattr(folding, '_multiply', multiplying)
+    monkeypatch.setattr(convolution, '_multiply', multiplying)
     return counts
 
 

@@ -199,7 +199,7 @@ def test_a_batch_without_images():
 
 def test_large_maps(monkeypatch):
     """Other ways of computing begin at a size."""
-    monkeypatch.setattr('fgc_mm.inference.folding.PRODUCT_POSITIONS', 64)
+    monkeypatch.setattr('fgc_mm.inference.convolution.PRODUCT_POSITIONS', 64)
     monkeypatch.setattr('fgc_mm.inference.gate_bundle._FEW', 256)
     for family in ('bottleneck', 'basic'):
         dense, model = build(family), enable_sparse(build(family), way='groups')

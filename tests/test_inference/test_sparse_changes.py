@@ -2,6 +2,7 @@
 """Sparse execution notices what changes, and layers that are more than they seem."""
 
 import copy
+import threading
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ import torch.nn.utils.prune
 from mmcv.cnn import fuse_conv_bn
 from sparse_networks import assert_equal_outputs, build, pictures
 
-from fgc_mm.inference import enable_sparse
+from fgc_mm.inference import enable_sparse, kernels
+from fgc_mm.inference.folding import FoldedLayer
+from fgc_mm.inference.stamp import checks
 
 pytestmark = pytest.mark.usefixtures('without_gradients')
 
@@ -43,6 +46,22 @@ def change_one_row(model):
     model.layer3[0].conv2.weight.data[5].zero_()
 
 
+def change_one_input_channel(model):
+    model.layer4[0].conv1.weight.data[:, 25].mul_(5)
+
+
+def change_one_bias(model):
+    model.layer2[0].bn2.bias.data[5].add_(3)
+
+
+def change_one_bias_of_a_gate(model):
+    model.layer2[0].gate1.fc2.bias.data[5].fill_(9.0)
+
+
+def change_one_row_of_a_gate(model):
+    model.layer2[0].gate1.fc2.weight.data[3].mul_(-8)
+
+
 def replace_modules(model):
     fuse_conv_bn(model)  # norms become nn.Identity, convolutions keep their module
 
@@ -59,6 +78,10 @@ def replace_a_block(model):
 
 CHANGES = [
     change_one_row,
+    change_one_input_channel,
+    change_one_bias,
+    change_one_bias_of_a_gate,
+    change_one_row_of_a_gate,
     replace_modules,
     replace_a_gate,
     replace_a_block,
@@ -103,6 +126,33 @@ def test_weights_in_channels_last_are_watched():
     for model in (masked, sparse):
         model.layer3[0].conv2.weight.data.copy_(model.layer3[0].conv2.weight.data * 1.5)
     assert_equal_outputs(sparse(x), masked(x))
+
+
+def test_weights_another_thread_prepares_while_they_are_packed(monkeypatch):
+    """What is packed belongs to the weights it was made of, not to newer ones."""
+    conv, norm = nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16).eval()
+    layer = FoldedLayer(conv, norm, channels_last=True)
+    x = torch.randn(1, 16, 20, 20).contiguous(memory_format=torch.channels_last)
+    layer.refresh()
+    monkeypatch.setattr(checks, 'done', True)
+    old, fits, meanwhile = norm(conv(x)), kernels.fits, []
+
+    def change():
+        with torch.no_grad():
+            conv.weight.mul_(2)
+            layer.refresh()
+
+    def changing(x):  # is asked after the weights were read, before they are packed
+        if not meanwhile:
+            meanwhile.append(threading.Thread(target=change))
+            meanwhile[0].start()
+            meanwhile[0].join()
+        return fits(x)
+
+    monkeypatch.setattr(kernels, 'fits', changing)
+    assert_equal_outputs([layer.run(x)], [old])
+    assert meanwhile
+    assert_equal_outputs([layer.run(x)], [norm(conv(x))])
 
 
 class ActiveNorm(nn.BatchNorm2d):

@@ -3,46 +3,84 @@
 
 import json
 import os
+import pickle
+import sys
 
+import numpy as np
 import pytest
+import torch
 
-DEMOS = {
-    'resnet18_digits_gated': 'accuracy/top1',
-    'faster_rcnn_r18_digits_gated': 'pascal_voc/mAP',
-    'pspnet_r18_digits_gated': 'mIoU',
-}
+DEMOS = ('resnet18_digits_gated', 'faster_rcnn_r18_digits_gated', 'pspnet_r18_digits_gated')
+
+
+def assert_same_predictions(samples, wanted):
+    """Scores, logits or boxes of each picture are those wanted, up to rounding."""
+    assert len(samples) == len(wanted) == 4
+    for sample, want in zip(samples, wanted, strict=True):
+        for key in {'pred_score', 'seg_logits'} & set(want):
+            own, other = (each[key] for each in (sample, want))
+            if key == 'seg_logits':
+                own, other = own['data'], other['data']
+            assert (own - other).abs().max() <= 1e-4 * other.abs().max()
+            assert other.std() > 0
+        if 'pred_instances' in want:
+            assert_same_boxes(sample['pred_instances'], want['pred_instances'])
+
+
+def assert_same_boxes(boxes, wanted):
+    # Rounding may change the order of two boxes, and which of them NMS leaves.
+    rows, others = (
+        torch.cat([b['bboxes'], 100 * b['labels'][:, None], 1000 * b['scores'][:, None]], dim=1)
+        for b in (boxes, wanted)
+    )
+    assert len(others) >= 20
+    nearest = torch.cdist(others, rows, p=float('inf')).min(dim=1).values
+    assert (nearest < 0.05).float().mean() >= 0.95
+
+
+def executed(samples):
+    """Mean of the MACs a backbone executed, in G."""
+    return np.mean([sample['gated_macs'].backbone_executed for sample in samples]) / 1e9
 
 
 @pytest.mark.parametrize('name', DEMOS)
 def test_slim_then_test_masked_and_sparse(name, run_tool, short_options, demo_checkpoint, tmp_path):
     config, checkpoint = f'configs/demo/{name}.py', tmp_path / 'model.pth'
     demo_checkpoint(name, checkpoint)
+    torch.save({**torch.load(checkpoint), 'optimizer': torch.zeros(10**6)}, checkpoint)
     options = short_options(config)
     code, out, err = run_tool('slim', config, checkpoint, '--work-dir', tmp_path / 'w', *options)
     assert code == 0, err
     assert 'Backbone outputs: the same up to rounding' in out
+    assert 'it also holds optimizer' in out and '-0.0000' not in out
     report = json.loads((tmp_path / 'model_slim.json').read_text())
     assert report['images'] == 4
     assert report['parameters']['after'] < report['parameters']['before']
-    assert report['file_bytes']['after'] < report['file_bytes']['before']
-    assert (tmp_path / 'model_slim.pth').stat().st_size == report['file_bytes']['after']
+    # Weights are compared with weights.
+    files, weights = report['file_bytes'], report['weights_bytes']
+    assert (tmp_path / 'model_slim.pth').stat().st_size == files['after']
+    assert files['before'] < checkpoint.stat().st_size - 3.9e6
+    assert files['after'] / files['before'] == pytest.approx(
+        weights['after'] / weights['before'], abs=0.02
+    )
+    before, after = (report['metrics'][key] for key in ('before', 'after'))
+    assert after['macs/pruning_ratio'] >= before['macs/pruning_ratio'] - 1e-6
 
-    figures = {}
+    found = {}
     for kind, args in {
         'before': (config, checkpoint, *options),
         'after': (tmp_path / f'{name}_slim.py', tmp_path / 'model_slim.pth'),
         'sparse': (tmp_path / f'{name}_slim.py', tmp_path / 'model_slim.pth', '--sparse'),
     }.items():
-        path = tmp_path / f'{kind}.json'
+        path = tmp_path / f'{kind}.pkl'
         extra = ('--work-dir', tmp_path / 'w', '--out', path)
         code, _, err = run_tool('test', *args[:2], *extra, *args[2:])
         assert code == 0, err
-        figures[kind] = json.loads(path.read_text())['metrics']
+        found[kind] = pickle.loads(path.read_bytes())
     for kind in ('after', 'sparse'):
-        assert figures[kind][DEMOS[name]] == pytest.approx(figures['before'][DEMOS[name]])
-        macs = 'macs/backbone_executed_G'
-        assert figures[kind][macs] == pytest.approx(report['metrics']['after'][macs])
-        assert figures[kind][macs] < figures['before'][macs]
+        assert_same_predictions(found[kind], found['before'])
+        assert executed(found[kind]) == pytest.approx(after['macs/backbone_executed_G'])
+        assert executed(found[kind]) < executed(found['before'])
 
 
 def test_tolerance_reports_the_change(run_tool, short_options, demo_checkpoint, tmp_path):
@@ -62,7 +100,7 @@ def test_tolerance_reports_the_change(run_tool, short_options, demo_checkpoint, 
 
 
 def test_mistakes_are_one_message_and_leave_no_file(
-    run_tool, short_options, demo_checkpoint, tmp_path
+    run_tool, short_options, demo_checkpoint, tmp_path, monkeypatch
 ):
     gated, dense = (f'configs/demo/resnet18_digits{s}.py' for s in ('_gated', ''))
     checkpoint = tmp_path / 'model.pth'
@@ -92,6 +130,10 @@ def test_mistakes_are_one_message_and_leave_no_file(
         code, _, err = run_tool('slim', config, weights, '--work-dir', where, *args, *more)
         assert code == 2 and message in err, err
         assert 'Traceback' not in err
+    assert sorted(os.listdir(tmp_path)) == before
+    monkeypatch.setattr(sys.modules['fgc_mm.inference.slim_files'], 'EQUAL', -1)
+    code, _, err = run_tool('slim', gated, checkpoint, '--work-dir', where, *short_options(gated))
+    assert code == 2 and 'is not the same on the images' in err
     assert sorted(os.listdir(tmp_path)) == before
     code, _, err = run_tool('test', dense, checkpoint, '--sparse', *short_options(dense))
     assert code == 2 and '--sparse: the model of' in err

@@ -1,0 +1,84 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""benchmarks/speed.py on tiny pictures: what it prints, writes and draws."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / 'benchmarks'
+KINDS = ['dense', 'static', 'packed', 'packed static', 'masked', 'sparse']
+
+
+def run(*args):
+    cmd = [sys.executable, str(BENCHMARKS / 'speed.py'), *map(str, args)]
+    done = subprocess.run(cmd, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def setting(**times):
+    """Rows of one setting that takes so much of the dense network's time."""
+    common = dict(network='ResNet-18', size='64x64', batch=1, open_share=0.5, seconds=1.0)
+    saves = ('static', 'packed_static', 'sparse')
+    return [
+        dict(
+            common,
+            kind=kind.replace('_', ' '),
+            time_ratio=ratio,
+            macs_ratio=0.5 if kind in saves else 1.0,
+            realised=2 * (1 - ratio) if kind in saves else float('nan'),
+        )
+        for kind, ratio in dict(dense=1.0, **times).items()
+    ]
+
+
+def test_measures_all_kinds(tmp_path):
+    out = tmp_path / 'speed.json'
+    options = '--depths 18 --sizes 32x64 --batches 1 --open 0.5 --repeats 1 --warmup 0 --threads 1'
+    text = run(*options.split(), '--device', 'cpu', '--out', out, '--plot', tmp_path / 'a.png')
+    rows = json.loads(out.read_text())['rows']
+    assert [row['kind'] for row in rows] == KINDS
+    figures = {row['kind']: row for row in rows}
+    for kind, row in figures.items():
+        assert f'  {kind:<14}' in text and row['seconds'] > 0
+    assert all(figures[kind]['macs_ratio'] == 1 for kind in ('dense', 'packed', 'masked'))
+    static, packed = figures['static']['macs_ratio'], figures['packed static']['macs_ratio']
+    assert static == packed < figures['sparse']['macs_ratio'] < 0.6  # gates are not free
+    assert (tmp_path / 'a.png').stat().st_size > 5000
+
+
+@pytest.fixture
+def plots(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import speed_plot
+
+    return speed_plot
+
+
+def test_table_of_a_run_and_of_an_older_one(plots):
+    times = dict(static=0.5, packed=0.9, masked=1.1, sparse=0.6)
+    older, newer = setting(**times), setting(**times, packed_static=0.4)
+    head, _, line = plots.table(newer).splitlines()
+    cells = dict(zip(head.split(' | '), line.split(' | '), strict=True))
+    assert cells['static: time'] == '0.50' and cells['sparse / static'] == '80 %'
+    assert cells['packed static: time'] == '0.40'
+    assert cells['sparse / packed static |'] == '67 % |'
+    old = plots.table(older).splitlines()[2]
+    assert old.split(' | ')[:12] == line.split(' | ')[:12]
+    assert [cell.strip(' |') for cell in old.split(' | ')[12:]] == ['', '']
+
+
+def test_all_points_are_inside_the_plot(plots, tmp_path, monkeypatch):
+    import matplotlib.pyplot as plt
+
+    rows = setting(static=0.5, packed=0.9, masked=1.32, sparse=0.6)
+    with monkeypatch.context() as patch:
+        patch.setattr(plt, 'close', lambda figure: None)
+        plots.draw(rows, tmp_path / 'speed.png')
+    (axis,) = plt.gcf().axes
+    bottom, top = axis.get_ylim()
+    plt.close('all')
+    assert bottom < 1 - 1.32 and top == 1
