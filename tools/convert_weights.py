@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 
 from fgc_mm.backbones.convert import FORMATS, convert_file
+from fgc_mm.engine import launch
 
 
 def parse_args() -> argparse.Namespace:
@@ -25,9 +26,9 @@ def main() -> None:
     try:
         conversion = convert_file(args.src, args.dst)
     except (OSError, ValueError) as error:
-        raise SystemExit(f'convert_weights: {error}') from error
+        raise launch.UsageError(str(error)) from error
     print(f'{args.dst}: {conversion}')
 
 
 if __name__ == '__main__':
-    main()
+    launch.run(main, 'the weights cannot be converted')

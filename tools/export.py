@@ -9,8 +9,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mmengine.config import DictAction
-
 import fgc_mm  # registers gates, backbones and hooks
 from fgc_mm.engine import launch
 from fgc_mm.inference import Exported, export_checkpoint, write_files
@@ -48,7 +46,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--count', type=int, default=4, help='how many pictures to check with')
     parser.add_argument('--work-dir', help='where logs go')
     parser.add_argument(
-        '--cfg-options', nargs='+', action=DictAction, help='override settings of the config'
+        '--cfg-options', nargs='+', action=launch.CfgOptions, help='override settings of the config'
     )
     parser.set_defaults(launcher='none', local_rank=0)
     return parser.parse_args()
@@ -109,4 +107,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    launch.run(main)
+    launch.run(main, 'the network cannot be exported')

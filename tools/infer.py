@@ -5,7 +5,6 @@ import argparse
 import os
 from pathlib import Path
 
-from mmengine.config import DictAction
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
@@ -26,7 +25,7 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument('--device', help='cpu, cuda:0, ...; the best there is by default')
     parser.add_argument(
-        '--cfg-options', nargs='+', action=DictAction, help='override settings, as key=value'
+        '--cfg-options', nargs='+', action=launch.CfgOptions, help='override settings, as key=value'
     )
     parser.set_defaults(work_dir=None, launcher='none', local_rank=0)
     return parser.parse_args()
@@ -68,4 +67,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    launch.run(main)
+    launch.run(main, 'the pictures cannot be run')

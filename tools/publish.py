@@ -33,4 +33,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    launch.run(main)
+    launch.run(main, 'the checkpoint cannot be published')

@@ -13,7 +13,6 @@ import os
 from pathlib import Path
 
 import torch
-from mmengine.config import DictAction
 
 import fgc_mm  # noqa: F401  registers gates, backbones and hooks
 from fgc_mm.engine import launch
@@ -36,7 +35,7 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument('--work-dir', help='where logs go')
     parser.add_argument(
-        '--cfg-options', nargs='+', action=DictAction, help='override settings of the config'
+        '--cfg-options', nargs='+', action=launch.CfgOptions, help='override settings of the config'
     )
     return parser.parse_args()
 
@@ -84,4 +83,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    launch.run(main)
+    launch.run(main, 'the network cannot be slimmed')

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Optional, Union
 
-from mmengine.config import Config, DictAction
+from mmengine.config import Config
 
 from ..engine import launch
 from ..engine.launch import UsageError
@@ -99,7 +99,7 @@ def _common() -> argparse.ArgumentParser:
     )
     common.add_argument('--no-cache', action='store_true', help='run the network again')
     common.add_argument(
-        '--cfg-options', nargs='+', action=DictAction, help='override settings of the config'
+        '--cfg-options', nargs='+', action=launch.CfgOptions, help='override settings of the config'
     )
     return common
 
@@ -128,8 +128,7 @@ def _read(args: argparse.Namespace, config: Optional[str] = None) -> Config:
         raise UsageError(
             f'config {config or args.config} has no `model`: it is a fragment for `_base_`'
         )
-    if args.cfg_options is not None:
-        cfg.merge_from_dict(args.cfg_options)
+    launch.merge_options(cfg, args.cfg_options)
     cfg.launcher = 'none'
     return cfg
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Optional
 
 import cv2
@@ -16,8 +16,12 @@ from .instance_index import _children
 _KEYS = ('img_path', 'seg_map_path')
 
 
-class BrokenPictureError(RuntimeError):
-    """A picture or label map that is missing, empty or damaged; names its file."""
+class BrokenDataError(RuntimeError):
+    """Data that cannot be used; names its file. The tools show it as one message."""
+
+
+class BrokenPictureError(BrokenDataError):
+    """A picture or label map that is missing, empty, damaged or does not fit."""
 
 
 def picture_fault(path: str) -> Optional[str]:
@@ -53,31 +57,88 @@ def _decodes(path: str) -> bool:
     return True
 
 
+def label_fault(
+    sample: Any, path: str, classes: Optional[int] = None, ignored: Collection[int] = (255,)
+) -> Optional[str]:
+    """What is wrong with the label map of a packed item.
+
+    Args:
+        sample (SegDataSample): The data sample, with its ``gt_sem_seg``.
+        path (str): File of the label map.
+        classes (int, optional): How many classes the dataset has. Defaults to
+            None, not known.
+        ignored (Collection[int]): Values that stand for no class.
+            Defaults to (255,).
+
+    Returns:
+        str: The message; None if the labels fit the picture and the classes.
+    """
+    labels = sample.gt_sem_seg.data
+    if labels.dim() != 3 or labels.size(0) != 1:
+        return (
+            f'label map {path} has the shape {tuple(labels.squeeze().shape)} instead of one class '
+            'number for each pixel, height x width; is it a colour picture? Convert it'
+        )
+    size, meta = tuple(labels.shape[1:]), sample.metainfo
+    sizes = {tuple(meta[key][:2]) for key in ('img_shape', 'ori_shape') if key in meta}
+    if sizes and size not in sizes:
+        return (
+            f'label map {path} does not have the size of its picture: {size[0]} x {size[1]} where '
+            f'the picture has {" or ".join(f"{h} x {w}" for h, w in sorted(sizes))} pixels'
+        )
+    if not classes:
+        return None
+    # Not unique(), which sorts all pixels.
+    found = labels.flatten().bincount().nonzero().flatten().tolist()
+    wrong = [value for value in found if value >= classes and value not in ignored]
+    if not wrong:
+        return None
+    known = ' and '.join(map(str, sorted(ignored)))
+    return (
+        f'label map {path} has the value {wrong[0]}, but the dataset has {classes} classes (0 to '
+        f'{classes - 1}, and {known} for none); convert its labels, or give metainfo.classes all '
+        'classes'
+    )
+
+
 class NamingPipeline:
     """A pipeline that tells which file was broken when it fails.
 
     Args:
         pipeline (Callable): The pipeline of a dataset.
+        labels (dict, optional): ``classes`` and ``ignored`` of
+            :func:`label_fault` for a segmentation dataset, whose label maps are
+            looked at. Defaults to None.
     """
 
-    def __init__(self, pipeline: Callable) -> None:
+    def __init__(self, pipeline: Callable, labels: Optional[dict[str, Any]] = None) -> None:
         self.pipeline = pipeline
+        self.labels = labels
 
     def __call__(self, data: Any) -> Any:
         info = data if isinstance(data, Mapping) else {}
         # Taken before a transform changes them.
         paths = [info[key] for key in _KEYS if _is_local(info.get(key))]
+        label_path = str(info.get('seg_map_path'))
         try:
-            return self.pipeline(data)
+            packed = self.pipeline(data)
         except Exception as error:
             for path in paths:
                 fault = picture_fault(path)
                 if fault is not None:
                     raise BrokenPictureError(fault) from error
             raise
+        sample = packed.get('data_samples') if isinstance(packed, Mapping) else None
+        if self.labels is not None and sample is not None and 'gt_sem_seg' in sample:
+            fault = label_fault(sample, label_path, **self.labels)
+            if fault is not None:
+                raise BrokenPictureError(fault)
+        return packed
 
     def __getattr__(self, name: str) -> Any:
-        if name == 'pipeline' or name.startswith('__'):  # not there while it is unpickled
+        if name in ('pipeline', 'labels') or name.startswith(
+            '__'
+        ):  # not there while it is unpickled
             raise AttributeError(name)
         return getattr(self.pipeline, name)
 
@@ -85,18 +146,24 @@ class NamingPipeline:
         return repr(self.pipeline)
 
 
-def name_broken_pictures(dataset: Any) -> None:
+def name_broken_pictures(dataset: Any, ignored: Collection[int] = (255,)) -> None:
     """Let a dataset, and all inside it, name the file of a broken picture.
 
     Args:
         dataset (Dataset): A dataset of mmengine's kind; others stay as they are.
+        ignored (Collection[int]): Values of label maps that stand for no class.
+            Defaults to (255,).
     """
     attributes = getattr(dataset, '__dict__', {})
     pipeline = attributes.get('pipeline')
     if callable(pipeline) and not isinstance(pipeline, NamingPipeline):
-        dataset.pipeline = NamingPipeline(pipeline)
+        labels = None
+        if any(base.__module__.startswith('mmseg.') for base in type(dataset).__mro__):
+            classes = (getattr(dataset, 'metainfo', None) or {}).get('classes')
+            labels = dict(classes=len(classes or ()) or None, ignored=tuple(ignored))
+        dataset.pipeline = NamingPipeline(pipeline, labels)
     for child in _children(dataset) if attributes else ():
-        name_broken_pictures(child)
+        name_broken_pictures(child, ignored)
 
 
 def _is_local(path: Any) -> bool:

@@ -5,36 +5,35 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import contextlib
 import copy
 import datetime
 import difflib
 import os
+import re
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, Optional
 
 import torch
 import torch.distributed as torch_dist
-from mmengine.config import Config, ConfigDict, DictAction
+from mmengine.config import Config, ConfigDict
 from mmengine.logging import print_log
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
-from fgc_mm.datasets import (
-    BrokenPictureError,
-    check_dataset_paths,
-    ensure_demo_data,
-    name_broken_pictures,
-)
+from fgc_mm.datasets import BrokenDataError, check_dataset_paths, ensure_demo_data
 
+from .cfg_options import CfgOptions, merge_options
+from .checkpoint_file import checkpoint_fault
 from .gate_loss_hook import SetupError
+from .guard import KeptConfig, guard
+from .mistakes import RunError, UsageError, explained, sentence
+from .run_settings import check_run_settings
 from .start_weights import check_start_weights
-
-
-class UsageError(Exception):
-    """A mistake the user can mend; shown as one message without a traceback."""
 
 
 def add_common_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +42,7 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--cfg-options',
         nargs='+',
-        action=DictAction,
+        action=CfgOptions,
         help='override settings of the config, as key=value; lists as key="[a,b]" or key=a,b',
     )
     parser.add_argument(
@@ -68,8 +67,10 @@ def read_config(path: str) -> Config:
         return Config.fromfile(path)
     except ModuleNotFoundError as error:
         raise UsageError(f'config {path} needs a package that is missing: {error}') from error
-    except (SyntaxError, KeyError, ValueError, AttributeError, OSError) as error:
-        raise UsageError(f'config {path} cannot be read: {error!r}') from error
+    except SyntaxError as error:
+        raise UsageError(f'config {path} is no valid Python: {error}') from error
+    except Exception as error:  # a config is Python and may raise anything
+        raise UsageError(f'config {path} cannot be read: {sentence(error)}') from error
 
 
 def load_config(args: argparse.Namespace) -> Config:
@@ -80,8 +81,7 @@ def load_config(args: argparse.Namespace) -> Config:
     """
     os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
     cfg = read_config(args.config)
-    if args.cfg_options is not None:
-        cfg.merge_from_dict(args.cfg_options)
+    merge_options(cfg, args.cfg_options)
     if 'model' not in cfg:
         raise UsageError(f'config {args.config} has no `model`: it is a fragment for `_base_`')
     cfg.launcher = args.launcher
@@ -101,14 +101,20 @@ def _suggestion(path: Path) -> str:
 
 
 def existing(checkpoint: str) -> str:
-    """The path of a checkpoint that is there."""
-    if '://' not in checkpoint and not os.path.isfile(checkpoint):
+    """The path of a checkpoint that is there, and may be one."""
+    if '://' in checkpoint:
+        return checkpoint
+    if not os.path.exists(checkpoint):
         raise UsageError(f'checkpoint {checkpoint} does not exist')
+    fault = checkpoint_fault(checkpoint)
+    if fault is not None:
+        raise UsageError(fault)
     return checkpoint
 
 
 def prepare(cfg: Config, splits: tuple[str, ...]) -> None:
     """Everything between the config and the Runner: weights, data, processes, defaults."""
+    check_run_settings(cfg)
     if 'train' in splits:
         prepare_weights(cfg)
     prepare_data(cfg, splits)
@@ -120,7 +126,7 @@ def prepare_weights(cfg: Config) -> None:
     """See that the weights a training starts from are there."""
     try:
         check_start_weights(cfg)
-    except FileNotFoundError as error:
+    except (FileNotFoundError, ValueError) as error:
         raise UsageError(str(error)) from error
 
 
@@ -256,56 +262,39 @@ def augment_test_time(cfg: Config) -> None:
 
 def build_runner(cfg: Config) -> Runner:
     """Build the Runner; what a config gets wrong is one message."""
-    try:
+    kept = KeptConfig(cfg)
+    with explained('the config cannot be built'):
         runner = RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(copy.deepcopy(cfg))
-    except (
-        KeyError,
-        TypeError,
-        ValueError,
-        ImportError,
-        FileNotFoundError,
-        AssertionError,
-    ) as error:
-        if os.environ.get('FGC_MM_TRACEBACK'):
-            raise
-        hint = '(FGC_MM_TRACEBACK=1 shows where)'
-        if 'mmcv._ext' in str(error):
-            hint = (
-                'mmcv is installed without its compiled ops: reinstall it, with torch already '
-                'there, by pip install --no-build-isolation --no-cache-dir --force-reinstall '
-                '--no-deps and the name you have it by (onedl-mmcv or mmcv)'
-            )
-        raise UsageError(
-            f'the config cannot be built: {type(error).__name__}: {error}\n{hint}'
-        ) from error
-    _watch_pictures(runner)
+    guard(runner, kept)
     return runner
 
 
-def _watch_pictures(runner: Runner) -> None:
-    """Have every dataset the runner builds name the file of a broken picture."""
-    build = runner.build_dataloader
+def run(main: Callable[[], Any], subject: Optional[str] = None) -> None:
+    """Call a tool's main function; usage errors become one message, exit code 2.
 
-    def build_dataloader(*args: Any, **kwargs: Any) -> Any:
-        loader = build(*args, **kwargs)
-        name_broken_pictures(loader.dataset)
-        return loader
-
-    runner.build_dataloader = build_dataloader  # type: ignore[method-assign]
-
-
-def run(main: Callable[[], Any]) -> None:
-    """Call a tool's main function; usage errors become one message, exit code 2."""
+    Args:
+        main (Callable): The function.
+        subject (str, optional): What to say of all other errors, such as 'the
+            test failed'. Defaults to None, for what runs for days: they end with
+            a traceback and a sentence, exit code 1.
+    """
     code = 0
     try:
-        main()
+        with explained(subject) if subject else contextlib.nullcontext():
+            main()
     except (UsageError, SetupError) as error:
         code = 2
-        if int(os.environ.get('RANK', 0)) == 0:
+        if int(os.environ.get('RANK', 0)) == 0 or isinstance(error, RunError):
             print(f'error: {error}', file=sys.stderr)
-    except BrokenPictureError as error:  # met by one rank only; out of a worker with a traceback
+    except BrokenDataError as error:  # met by one rank only; out of a worker with a traceback
         code = 2
-        print(f'error: {str(error).rpartition("BrokenPictureError: ")[2].strip()}', file=sys.stderr)
+        print(
+            f'error: {re.split("Broken[a-zA-Z]+Error: ", str(error))[-1].strip()}', file=sys.stderr
+        )
+    except Exception as error:  # in the middle of a run: where matters, too
+        code = 1
+        traceback.print_exc()
+        print(f'error: the run was stopped by {sentence(error)}', file=sys.stderr)
     finally:
         distributed = torch_dist.is_available() and torch_dist.is_initialized()
         if distributed:

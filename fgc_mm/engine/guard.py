@@ -1,0 +1,171 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""A Runner whose first steps fail with one message instead of a traceback."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Optional
+
+from mmengine.config import Config
+from mmengine.hooks import Hook
+from mmengine.runner import Runner
+
+from ..datasets import BrokenAnnotationError, check_boxes, dataset_fault, name_broken_pictures
+from .class_fit import check_classes
+from .mistakes import UsageError, explained
+
+_SUBJECTS = {
+    'start': 'the run cannot start',
+    'train': 'the first training step failed',
+    'val': 'the first validation failed',
+    'test': 'the test failed',
+}
+
+
+class _Phases(Hook):
+    """Knows what a runner is doing, and what it has done once without failing.
+
+    It is asked first of all hooks, so what another one does at the same point
+    belongs to the new phase.
+    """
+
+    priority = 'HIGHEST'
+
+    def __init__(self) -> None:
+        self.now = 'start'
+        self.done: set[str] = set()
+
+    def before_train_iter(self, runner: Runner, *args: Any, **kwargs: Any) -> None:
+        if self.now == 'train':  # the second step: the first one is through
+            self.done.add('train')
+        self.now = 'train'
+
+    def before_val(self, runner: Runner) -> None:
+        self.now = 'val'
+
+    def before_test(self, runner: Runner) -> None:
+        self.now = 'test'
+
+    def after_val(self, runner: Runner) -> None:
+        self.done.add('val')
+
+    def after_test(self, runner: Runner) -> None:
+        self.done.add('test')
+
+
+def guard(runner: Runner, config: KeptConfig) -> None:
+    """Let a runner tell what is wrong with its config in one message.
+
+    What fails before and in the first training step, the first validation or the
+    test comes from the config or the data far more often than from the code.
+    Errors of later steps pass as they are. Datasets name the file of a broken
+    picture or annotation.
+
+    Args:
+        runner (Runner): The runner.
+        config (KeptConfig): The config in the work dir, put back if the run does
+            not get past its start.
+    """
+    phases = _Phases()
+    runner.register_hook(phases)
+
+    def guarded(method: Callable[[], Any]) -> Callable[[], Any]:
+        def call() -> Any:
+            try:
+                with _explained_until(phases):
+                    return method()
+            except BaseException:
+                if not phases.done:
+                    config.put_back()
+                raise
+
+        return call
+
+    for name in ('train', 'val', 'test'):
+        setattr(runner, name, guarded(getattr(runner, name)))
+    _guard_data(runner)
+
+
+@contextmanager
+def _explained_until(phases: _Phases) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        if phases.now in phases.done:
+            raise
+        with explained(_SUBJECTS[phases.now]):
+            raise error
+
+
+class KeptConfig:
+    """The config of an earlier run in a work dir, which a Runner overwrites when built.
+
+    Args:
+        cfg (Config): The config of the new run.
+    """
+
+    def __init__(self, cfg: Config) -> None:
+        self.path: Optional[Path] = None
+        self.content = b''
+        if cfg.filename and cfg.get('work_dir'):
+            path = Path(cfg.work_dir) / os.path.basename(cfg.filename)
+            if path.is_file():
+                self.path, self.content = path, path.read_bytes()
+
+    def put_back(self) -> None:
+        """Undo the overwriting: the run that made the other files had this config."""
+        if self.path is not None and self.path.read_bytes() != self.content:
+            self.path.write_bytes(self.content)
+
+
+def _guard_data(runner: Runner) -> None:
+    build, ignored = runner.build_dataloader, {255, *_ignored(runner.cfg.get('model'))}
+
+    def build_dataloader(dataloader: Any, *args: Any, **kwargs: Any) -> Any:
+        key = _key(runner.cfg, dataloader)
+        with explained(f'{key} cannot be built'):
+            try:
+                loader = build(dataloader, *args, **kwargs)
+            except Exception as error:
+                _name_annotation(key, dataloader, runner.cfg.get('default_scope'), error)
+                raise
+            check_boxes(loader.dataset)
+            check_classes(runner.model, loader.dataset, key)
+        name_broken_pictures(loader.dataset, ignored)
+        return loader
+
+    runner.build_dataloader = build_dataloader  # type: ignore[method-assign]
+
+
+def _name_annotation(key: str, dataloader: Any, scope: Optional[str], error: Exception) -> None:
+    dataset = dataloader.get('dataset') if isinstance(dataloader, Mapping) else None
+    fault = dataset_fault(dataset, scope)
+    if fault is not None:
+        raise BrokenAnnotationError(f'{key}.dataset: {fault}') from error
+    if 'need at least one array to concatenate' in str(error):  # mmengine, of no items
+        raise UsageError(
+            f'{key}.dataset has no items: nothing is listed, or filter_cfg, indices and '
+            'metainfo.classes leave nothing'
+        ) from error
+
+
+def _key(cfg: Config, dataloader: Any) -> str:
+    for split in ('train', 'val', 'test'):
+        if cfg.get(f'{split}_dataloader') == dataloader:
+            return f'{split}_dataloader'
+    return 'the dataloader'
+
+
+def _ignored(node: Any) -> Iterator[int]:
+    """Every ``ignore_index`` of a model's config."""
+    if isinstance(node, Mapping):
+        for key, value in node.items():
+            if key == 'ignore_index' and isinstance(value, int):
+                yield value
+            yield from _ignored(value)
+    elif isinstance(node, (list, tuple)):
+        for item in node:
+            yield from _ignored(item)
