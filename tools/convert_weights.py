@@ -24,7 +24,7 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = parse_args()
     try:
-        conversion = convert_file(args.src, args.dst)
+        conversion = convert_file(launch.existing(args.src), args.dst)
     except (OSError, ValueError) as error:
         raise launch.UsageError(str(error)) from error
     print(f'{args.dst}: {conversion}')

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Optional
 from xml.etree import ElementTree
 
@@ -18,6 +18,7 @@ from .instance_index import _children, _infos
 
 _REMEDY = 'mend the file or take it out of the dataset'
 _VOC = ('mmdet', 'XMLDataset')
+_MOST = 1e9  # coordinates end as 32-bit floats
 _SIDES = ('xmin', 'ymin', 'xmax', 'ymax')
 
 
@@ -75,8 +76,7 @@ def _is_number(text: Optional[str], whole: bool = False) -> bool:
         value = int(text) if whole else float(text)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return False
-    # Coordinates end as 32-bit floats.
-    return math.isfinite(value) and abs(value) < 1e9
+    return abs(value) < _MOST  # and so no NaN
 
 
 def dataset_fault(dataset: Any, scope: Optional[str] = None) -> Optional[str]:
@@ -95,7 +95,8 @@ def dataset_fault(dataset: Any, scope: Optional[str] = None) -> Optional[str]:
         return None
     for _, leaf in _leaves('', dataset):
         cls = _dataset_class(leaf.get('type'), scope)
-        fault = _voc_fault(leaf) if _reader(cls) == _VOC else None
+        find = _FINDERS.get(_reader(cls))
+        fault = find(leaf) if find is not None else None
         if fault is not None:
             return fault
     return None
@@ -116,9 +117,35 @@ def _voc_fault(dataset: Mapping) -> Optional[str]:
     return _no_class_fits(paths, (dataset.get('metainfo') or {}).get('classes'))
 
 
+def _list_fault(dataset: Mapping) -> Optional[str]:
+    """mmpretrain's list of pictures and their classes."""
+    listed = dataset.get('ann_file')
+    path = _resolve(dataset, listed or '')
+    if not listed or not os.path.isfile(path):
+        return None
+    for number, line in enumerate(list_from_file(path), 1):
+        parts = line.rsplit(' ', 1)
+        if dataset.get('with_label', True) and (len(parts) < 2 or not _is_number(parts[1], True)):
+            return (
+                f'ann_file={listed!r}: line {number} is {line[:80]!r}; every line must be a '
+                'picture, a space and the number of its class'
+            )
+    return None
+
+
+_FINDERS: dict[Any, Callable[[Mapping], Optional[str]]] = {
+    _VOC: _voc_fault,
+    ('mmpretrain', 'CustomDataset'): _list_fault,
+}
+
+
 def _no_class_fits(paths: Sequence[str], classes: Any) -> Optional[str]:
     """A message if no object has one of the dataset's classes: nothing is left then."""
-    if isinstance(classes, str) or not classes:
+    if isinstance(classes, str):
+        if os.path.isfile(classes):  # of a class each line
+            return None
+        return f'metainfo.classes={classes!r} must be a list, such as ({classes!r},)'
+    if not classes:
         return None
     found: Counter[str] = Counter()
     for path in paths:
@@ -166,6 +193,8 @@ def _box_fault(instance: Mapping, info: Mapping) -> Optional[str]:
     shown = ', '.join(
         f'{side} {value + 1}' for side, value in zip(_SIDES, instance['bbox'], strict=True)
     )
+    if max(map(abs, instance['bbox'])) >= _MOST:
+        return f'has a box that is no box ({shown})'
     if right <= left or bottom <= top:
         return f'has a box without an inside ({shown})'
     width, height = info.get('width') or math.inf, info.get('height') or math.inf

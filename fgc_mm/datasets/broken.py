@@ -24,11 +24,13 @@ class BrokenPictureError(BrokenDataError):
     """A picture or label map that is missing, empty, damaged or does not fit."""
 
 
-def picture_fault(path: str) -> Optional[str]:
+def picture_fault(path: str, strict: bool = False) -> Optional[str]:
     """What is wrong with a picture file.
 
     Args:
         path (str): A file on a local disk.
+        strict (bool): Whether Pillow has to read it, as mmseg reads label maps
+            with; OpenCV forgives more. Defaults to False.
 
     Returns:
         str: The message; None if the picture can be read.
@@ -38,7 +40,7 @@ def picture_fault(path: str) -> Optional[str]:
     size = os.path.getsize(path)
     if not size:
         return f'picture {path} is empty (0 bytes); the dataset is damaged: fetch the file again'
-    if _decodes(path):
+    if _decodes(path, strict):
         return None
     return (
         f'picture {path} ({size} bytes) cannot be decoded: it is cut short, damaged or no picture; '
@@ -46,8 +48,8 @@ def picture_fault(path: str) -> Optional[str]:
     )
 
 
-def _decodes(path: str) -> bool:
-    if cv2.imdecode(np.fromfile(path, np.uint8), cv2.IMREAD_UNCHANGED) is not None:
+def _decodes(path: str, strict: bool) -> bool:
+    if not strict and cv2.imdecode(np.fromfile(path, np.uint8), cv2.IMREAD_UNCHANGED) is not None:
         return True
     try:
         with Image.open(path) as image:
@@ -101,6 +103,23 @@ def label_fault(
     )
 
 
+def _file_sizes(paths: list[str]) -> Optional[str]:
+    """A message if picture and label map, both readable, are not of one size."""
+    if len(paths) != 2:
+        return None
+    sizes = []
+    for path in paths:
+        with Image.open(path) as image:
+            sizes.append(image.size[::-1])
+    if sizes[0] == sizes[1]:
+        return None
+    (high, wide), (label_high, label_wide) = sizes
+    return (
+        f'label map {paths[1]} does not have the size of its picture: {label_high} x {label_wide} '
+        f'where the picture has {high} x {wide} pixels'
+    )
+
+
 class NamingPipeline:
     """A pipeline that tells which file was broken when it fails.
 
@@ -124,9 +143,12 @@ class NamingPipeline:
             packed = self.pipeline(data)
         except Exception as error:
             for path in paths:
-                fault = picture_fault(path)
+                fault = picture_fault(path, strict=path == label_path)
                 if fault is not None:
                     raise BrokenPictureError(fault) from error
+            fault = _file_sizes(paths) if self.labels is not None else None
+            if fault is not None:
+                raise BrokenPictureError(fault) from error
             raise
         sample = packed.get('data_samples') if isinstance(packed, Mapping) else None
         if self.labels is not None and sample is not None and 'gt_sem_seg' in sample:

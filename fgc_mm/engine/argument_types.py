@@ -58,6 +58,8 @@ def fits(value: Any, hint: Any) -> bool:
         hint (Any): A type hint.
     """
     origin, inner = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return True
     if origin in (Union, types.UnionType):
         return any(fits(value, each) for each in inner)
     if origin is Literal:

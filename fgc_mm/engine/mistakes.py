@@ -27,6 +27,7 @@ _NO_OPS = (
     '--no-deps and the name you have it by (onedl-mmcv or mmcv)'
 )
 _MOST_LINES = 12
+_MOST_NAMES = 25
 
 
 class UsageError(Exception):
@@ -77,6 +78,10 @@ def sentence(error: BaseException) -> str:
     Args:
         error (BaseException): Any error.
     """
+    return _checkpoint(error) + _sentence(error)
+
+
+def _sentence(error: BaseException) -> str:
     kind, text = type(error).__name__, str(error).strip()
     if 'Original Traceback (most recent call last)' in text:  # of a data worker
         kind, _, text = text.splitlines()[-1].partition(': ')
@@ -123,12 +128,12 @@ def _building(error: BaseException) -> tuple[Any, dict[str, Any]]:
         if frame.f_code.co_name == 'build_from_cfg':
             return frame.f_locals.get('obj_cls'), dict(frame.f_locals.get('args') or {})
         if frame.f_code.co_name == '__init__' and 'self' in frame.f_locals:
-            names = frame.f_code.co_varnames[1 : frame.f_code.co_argcount]
-            given = {name: frame.f_locals[name] for name in names if name in frame.f_locals}
-            cls = type(frame.f_locals['self'])
-            # A constructor of a base: what the class itself was given is further out.
-            if vars(cls).get('__init__') and vars(cls)['__init__'].__code__ is frame.f_code:
-                return cls, given
+            cls, init = type(frame.f_locals['self']), frame.f_code
+            # Not the constructor of a base: what the class itself was given is further out.
+            if getattr(vars(cls).get('__init__'), '__code__', None) is init:
+                values = inspect.getargvalues(frame)
+                given = {name: values.locals[name] for name in values.args[1:]}
+                return cls, {**given, **(values.locals.get(values.keywords or '') or {})}
     return None, {}
 
 
@@ -161,12 +166,22 @@ def _cut(text: str, most: int = 300) -> str:
     return text if len(text) <= most else f'{text[:most]} ...'
 
 
+def _checkpoint(error: BaseException) -> str:
+    """Which checkpoint it was, if one was being loaded."""
+    for frame in _frames(error):
+        if frame.f_code.co_name in ('load_from_local', 'load_checkpoint', 'resume'):
+            filename = frame.f_locals.get('filename')
+            if isinstance(filename, str):
+                return f'checkpoint {filename} cannot be used: '
+    return ''
+
+
 def _is_ours(error: BaseException) -> bool:
     """Whether this package raised it: its messages need no type in front."""
     frames = _frames(error)
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     inside = bool(frames) and frames[0].f_code.co_filename.startswith(root + os.sep)
-    return inside and isinstance(error, (ValueError, TypeError, ImportError, OSError))
+    return inside and isinstance(error, (ValueError, TypeError, KeyError, ImportError, OSError))
 
 
 def _wrong_argument(error: BaseException, text: str) -> Optional[str]:
@@ -178,12 +193,14 @@ def _wrong_argument(error: BaseException, text: str) -> Optional[str]:
         r"(\w+)?(?:\.__init__)?\(\) got an unexpected keyword argument '(\w+)'", text
     )
     if unknown:
-        if unknown[1] and unknown[1] != name:  # built directly, where its name is known
-            direct = _frames(error)[0].f_globals.get(unknown[1])
-            cls = direct if inspect.isclass(direct) else cls
+        direct = _frames(error)[0].f_globals.get(unknown[1] or '')
+        if inspect.isclass(direct) and not (name and issubclass(cls, direct)):
+            cls, name = direct, direct.__name__  # built without a registry
         known = _arguments(cls) if inspect.isclass(cls) else []
+        choice = f'; it has {", ".join(known[:_MOST_NAMES])}' if known else ''
         return (
-            f'{name or unknown[1]} has no argument {unknown[2]!r}{did_you_mean(unknown[2], known)}'
+            f'{name or unknown[1]} has no argument {unknown[2]!r}'
+            f'{did_you_mean(unknown[2], known) or choice}'
         )
     lacking = re.search(r'(\w+)?(?:\.__init__)?\(\) missing \d+ required .*?arguments?: (.*)', text)
     if lacking:
