@@ -23,6 +23,7 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
+    launch.check_file(args.dst, 'dst')
     try:
         conversion = convert_file(launch.existing(args.src), args.dst)
     except (OSError, ValueError) as error:

@@ -75,8 +75,7 @@ def main() -> None:
     out = Path(args.out)
     if not out.parent.is_dir():
         raise launch.UsageError(f'--out {out}: the folder {out.parent} does not exist')
-    if out.is_dir():
-        raise launch.UsageError(f'--out {out} is a folder; name a file in it')
+    launch.check_file(out, '--out')
     if args.count < 1:
         raise launch.UsageError(f'--count {args.count} must be at least 1')
     cfg = launch.load_config(args)

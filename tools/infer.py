@@ -55,6 +55,7 @@ def main() -> None:
     cfg = launch.load_config(args)
     launch.existing(args.checkpoint)
     out_dir = args.out_dir or os.path.join('work_dirs', Path(args.config).stem, 'infer')
+    launch.check_folder(out_dir, '--out-dir')
     try:
         found = pictures.find_pictures(args.pictures)
         results = list(pictures.infer(cfg, args.checkpoint, found, out_dir, args.device))

@@ -23,8 +23,7 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
-    if os.path.isdir(args.out):
-        raise launch.UsageError(f'{args.out} is a folder: name the file to write')
+    launch.check_file(args.out, 'out')
     try:
         final = publish(launch.existing(args.checkpoint), args.out, args.no_ema)
     except (ValueError, OSError) as error:

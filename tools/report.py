@@ -36,6 +36,7 @@ def main() -> None:
     folders = [Path(folder) for folder in args.work_dirs]
     names = run_names(args.names, [folder.resolve() / 'x' for folder in folders])
     out = Path(args.out) if args.out else folders[0] / 'report.html'
+    launch.check_file(out, '--out')
     try:
         runs = write_report(
             dict(zip(names, folders, strict=True)),

@@ -48,8 +48,7 @@ def main() -> None:
     cfg = launch.load_config(args)
     checkpoint = launch.existing(args.checkpoint)
     folder = Path(args.out_dir) if args.out_dir else Path(checkpoint).parent
-    if folder.exists() and not (folder.is_dir() and os.access(folder, os.W_OK)):
-        raise launch.UsageError(f'--out-dir {folder} is no folder that can be written to')
+    launch.check_folder(folder, '--out-dir')
     for key in (f'{args.split}_dataloader', f'{args.split}_evaluator'):
         if cfg.get(key) is None:
             raise launch.UsageError(f'config {args.config} has no {key}, which slimming needs')

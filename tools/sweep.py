@@ -48,6 +48,7 @@ def main() -> None:
     args = parse_args()
     try:
         runs, work_dir = runs_of(args)
+        launch.check_folder(work_dir, '--work-dir')
         if args.dry_run:
             print_commands(runs)
             return

@@ -116,6 +116,7 @@ def execute(args: argparse.Namespace) -> list[Path]:
     run: Callable[[argparse.Namespace, Path], list[Path]] = args.run
     first = Path(args.work_dirs[0]) if args.command == 'training' else Path(args.checkpoint).parent
     out_dir = Path(args.out_dir) if args.out_dir else first / 'analysis'
+    launch.check_folder(out_dir, '--out-dir')
     try:
         return run(args, out_dir)
     except MissingExtraError as error:
@@ -210,7 +211,8 @@ def run_names(given: Optional[Sequence[str]], paths: Sequence[Path]) -> list[str
     """Names of runs: as given, else of their folders, else of their files."""
     if given is not None:
         if len(given) != len(paths) or len(set(given)) != len(given):
-            raise UsageError(f'--names {" ".join(given)} must be {len(paths)} different names')
+            many = f'{len(paths)} different names' if len(paths) > 1 else 'one name'
+            raise UsageError(f'--names {" ".join(given)} must be {many}')
         return list(given)
     for choice in ([p.parent.name for p in paths], [p.stem for p in paths]):
         if len(set(choice)) == len(paths) and '' not in choice:

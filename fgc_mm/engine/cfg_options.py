@@ -66,6 +66,8 @@ def merge_options(cfg: Config, options: Optional[Mapping[str, Any]]) -> None:
     if not options:
         return
     check_keys(options, {*cfg, *inspect.signature(Runner.__init__).parameters, *_MORE})
+    for key, value in options.items():
+        _check_path(cfg, key, value)
     try:
         cfg.merge_from_dict(dict(options))  # at once: `_delete_` belongs to its neighbours
     except Exception as error:
@@ -93,6 +95,34 @@ def check_keys(options: Mapping[str, Any], known: Iterable[str]) -> None:
             raise UsageError(
                 f'--cfg-options {key}={value}: the config has no {first!r}, so it would change '
                 f'nothing{did_you_mean(first, known)}'
+            )
+
+
+def _check_path(cfg: Config, key: str, value: Any) -> None:
+    """See that a dotted key leads somewhere."""
+    node: Any = cfg
+    parts = key.split('.')
+    for number, part in enumerate(parts):
+        here = '.'.join(parts[:number])
+        if isinstance(node, (list, tuple)):
+            if not part.isdigit() or int(part) >= len(node):
+                raise UsageError(
+                    f'--cfg-options {key}={value}: {here} is a list of {len(node)} entries; name '
+                    f'one by its number, {here}.0 to {here}.{len(node) - 1}'
+                )
+            node = node[int(part)]
+            if part is parts[-1] and isinstance(node, Mapping) and not isinstance(value, dict):
+                raise UsageError(
+                    f'--cfg-options {key}={value}: {key} is a dict; name one of its settings: '
+                    f'{", ".join(f"{key}.{name}" for name in node)}'
+                )
+        elif isinstance(node, (Config, Mapping)):
+            if part not in node:
+                return  # a new setting
+            node = node[part]
+        elif node is not None:
+            raise UsageError(
+                f'--cfg-options {key}={value}: {here}={node!r} has nothing below it to set'
             )
 
 

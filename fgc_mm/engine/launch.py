@@ -32,8 +32,32 @@ from .checkpoint_file import checkpoint_fault
 from .gate_loss_hook import SetupError
 from .guard import KeptConfig, guard
 from .mistakes import RunError, UsageError, explained, sentence
+from .places import check_file, check_folder
 from .run_settings import check_run_settings
 from .start_weights import check_start_weights
+
+__all__ = [
+    'CfgOptions',
+    'RunError',
+    'UsageError',
+    'add_common_arguments',
+    'augment_test_time',
+    'build_runner',
+    'check_file',
+    'check_folder',
+    'draw_predictions',
+    'existing',
+    'explained',
+    'fill_dataloader_defaults',
+    'load_config',
+    'merge_options',
+    'prepare',
+    'prepare_data',
+    'prepare_distributed',
+    'prepare_weights',
+    'read_config',
+    'run',
+]
 
 
 def add_common_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,8 +89,9 @@ def read_config(path: str) -> Config:
         raise UsageError(f'config {path} does not exist{_suggestion(Path(path))}')
     try:
         return Config.fromfile(path)
-    except ModuleNotFoundError as error:
-        raise UsageError(f'config {path} needs a package that is missing: {error}') from error
+    except ImportError as error:
+        reason = error.__cause__ or error  # mmengine adds the whole search path
+        raise UsageError(f'config {path} needs a package that is missing: {reason}') from error
     except SyntaxError as error:
         raise UsageError(f'config {path} is no valid Python: {error}') from error
     except Exception as error:  # a config is Python and may raise anything
@@ -84,6 +109,8 @@ def load_config(args: argparse.Namespace) -> Config:
     merge_options(cfg, args.cfg_options)
     if 'model' not in cfg:
         raise UsageError(f'config {args.config} has no `model`: it is a fragment for `_base_`')
+    if not isinstance(cfg.model, dict):
+        raise UsageError(f'config {args.config}: model={cfg.model!r} must be a dict')
     cfg.launcher = args.launcher
     if args.work_dir is not None:
         cfg.work_dir = args.work_dir
@@ -115,6 +142,9 @@ def existing(checkpoint: str) -> str:
 def prepare(cfg: Config, splits: tuple[str, ...]) -> None:
     """Everything between the config and the Runner: weights, data, processes, defaults."""
     check_run_settings(cfg)
+    check_folder(cfg.get('work_dir', 'work_dirs'), '--work-dir')
+    if splits and cfg.get(f'{splits[0]}_dataloader') is None:
+        raise UsageError(f'the config has no {splits[0]}_dataloader to take pictures from')
     if 'train' in splits:
         prepare_weights(cfg)
     prepare_data(cfg, splits)

@@ -14,6 +14,7 @@ from typing import Any, Optional
 
 import torch.nn as nn
 from mmengine.registry import OPTIMIZERS, Registry
+from mmengine.runner import Runner
 
 from ..datasets import BrokenDataError
 from .argument_types import wrong_types
@@ -212,7 +213,7 @@ def _misfits(error: BaseException, text: str) -> str:
     """The arguments that do not have the type the class asks for."""
     cls, given = _building(error)
     # Messages with the name in front were written for users.
-    if not inspect.isclass(cls) or text.startswith(cls.__name__):
+    if not inspect.isclass(cls) or issubclass(cls, Runner) or text.startswith(cls.__name__):
         return ''
     wrong = wrong_types(cls, given)
     return f'{cls.__name__}: {"; ".join(wrong)}' if wrong else ''
@@ -231,6 +232,9 @@ def _arguments(cls: Any) -> list[str]:
 def _unknown_type(error: BaseException, text: str) -> Optional[str]:
     if isinstance(error, TypeError) and 'None is not a callable' in text:
         return _unknown_optimizer(error)
+    if isinstance(error, TypeError) and text.startswith('cfg should be a dict'):
+        given = [f.f_locals['cfg'] for f in _frames(error) if 'cfg' in f.f_locals]
+        return f'{given[0]!r} stands where a dict must be, such as dict(type={given[0]!r})'
     if not isinstance(error, KeyError):
         return None
     missing = re.search(r'^[\'"]?(\S+) is not in the (?:\S+::)?(.+?) registry', text)

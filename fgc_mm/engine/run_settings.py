@@ -14,6 +14,11 @@ from mmengine.config import Config
 from .argument_types import describe, fits
 from .mistakes import UsageError, did_you_mean
 
+_TOGETHER = (
+    ('train_dataloader', 'train_cfg', 'optim_wrapper'),
+    ('val_dataloader', 'val_cfg', 'val_evaluator'),
+    ('test_dataloader', 'test_cfg', 'test_evaluator'),
+)
 _LOADERS = ('train_dataloader', 'val_dataloader', 'test_dataloader')
 # Key -> type and least value. mmengine and torch find these late, or fail over them elsewhere.
 _NUMBERS: dict[str, tuple[Any, Optional[float]]] = {
@@ -44,6 +49,13 @@ def check_run_settings(cfg: Config) -> None:
         found, value = _get(cfg, key)
         if found:
             _check_number(key, value, hint, least)
+    for keys in _TOGETHER:
+        lacking = [key for key in keys if cfg.get(key) is None]
+        if 0 < len(lacking) < len(keys):
+            raise UsageError(
+                f'the config has no {" and no ".join(lacking)}: {", ".join(keys)} go together; set '
+                'all of them, or all to None'
+            )
     level = cfg.get('log_level', 'INFO')
     if isinstance(level, str) and not isinstance(logging.getLevelName(level), int):
         raise UsageError(f'log_level={level!r} must be DEBUG, INFO, WARNING or ERROR')
