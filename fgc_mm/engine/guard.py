@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from mmengine.config import Config
+from mmengine.dist import is_main_process
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
@@ -25,35 +26,78 @@ _SUBJECTS = {
 }
 
 
+class KeptConfig:
+    """The config of an earlier run in a work dir, which a Runner overwrites when built.
+
+    The run that made the other files there had this one: it stays until the new
+    run has done its first step.
+
+    Args:
+        cfg (Config): The config of the new run.
+    """
+
+    def __init__(self, cfg: Config) -> None:
+        self.path: Optional[Path] = None
+        self.content = b''
+        if cfg.filename and cfg.get('work_dir'):
+            path = Path(cfg.work_dir) / os.path.basename(cfg.filename)
+            if path.is_file():
+                self.path, self.content = path, path.read_bytes()
+
+    def put_back(self) -> None:
+        """Undo the overwriting."""
+        if self.path is not None and is_main_process():
+            self.path.write_bytes(self.content)
+
+    def replace(self, runner: Runner) -> None:
+        """Write the new one after all."""
+        if self.path is not None:
+            runner.dump_config()
+
+
 class _Phases(Hook):
     """Knows what a runner is doing, and what it has done once without failing.
 
     It is asked first of all hooks, so what another one does at the same point
     belongs to the new phase.
+
+    Args:
+        config (KeptConfig): Written once the run has begun.
     """
 
     priority = 'HIGHEST'
 
-    def __init__(self) -> None:
+    def __init__(self, config: KeptConfig) -> None:
+        self.config = config
         self.now = 'start'
         self.done: set[str] = set()
 
     def before_train_iter(self, runner: Runner, *args: Any, **kwargs: Any) -> None:
         if self.now == 'train':  # the second step: the first one is through
-            self.done.add('train')
+            self._through('train', runner)
         self.now = 'train'
 
     def before_val(self, runner: Runner) -> None:
+        if self.now == 'train':
+            self._through('train', runner)
         self.now = 'val'
 
     def before_test(self, runner: Runner) -> None:
         self.now = 'test'
 
+    def after_train(self, runner: Runner) -> None:
+        self._through('train', runner)
+
     def after_val(self, runner: Runner) -> None:
-        self.done.add('val')
+        self._through('val', runner)
 
     def after_test(self, runner: Runner) -> None:
-        self.done.add('test')
+        self._through('test', runner)
+
+    def _through(self, phase: str, runner: Runner) -> None:
+        if not self.done:
+            self.config.replace(runner)
+        self.done.add(phase)
 
 
 def guard(runner: Runner, config: KeptConfig) -> None:
@@ -65,22 +109,17 @@ def guard(runner: Runner, config: KeptConfig) -> None:
     picture or annotation.
 
     Args:
-        runner (Runner): The runner.
-        config (KeptConfig): The config in the work dir, put back if the run does
-            not get past its start.
+        runner (Runner): The runner, just built.
+        config (KeptConfig): The config in the work dir before it was.
     """
-    phases = _Phases()
+    config.put_back()
+    phases = _Phases(config)
     runner.register_hook(phases)
 
     def guarded(method: Callable[[], Any]) -> Callable[[], Any]:
         def call() -> Any:
-            try:
-                with _explained_until(phases):
-                    return method()
-            except BaseException:
-                if not phases.done:
-                    config.put_back()
-                raise
+            with _explained_until(phases):
+                return method()
 
         return call
 
@@ -98,27 +137,6 @@ def _explained_until(phases: _Phases) -> Iterator[None]:
             raise
         with explained(_SUBJECTS[phases.now]):
             raise error
-
-
-class KeptConfig:
-    """The config of an earlier run in a work dir, which a Runner overwrites when built.
-
-    Args:
-        cfg (Config): The config of the new run.
-    """
-
-    def __init__(self, cfg: Config) -> None:
-        self.path: Optional[Path] = None
-        self.content = b''
-        if cfg.filename and cfg.get('work_dir'):
-            path = Path(cfg.work_dir) / os.path.basename(cfg.filename)
-            if path.is_file():
-                self.path, self.content = path, path.read_bytes()
-
-    def put_back(self) -> None:
-        """Undo the overwriting: the run that made the other files had this config."""
-        if self.path is not None and self.path.read_bytes() != self.content:
-            self.path.write_bytes(self.content)
 
 
 def _guard_data(runner: Runner) -> None:

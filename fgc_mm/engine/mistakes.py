@@ -79,7 +79,10 @@ def sentence(error: BaseException) -> str:
     Args:
         error (BaseException): Any error.
     """
-    return _checkpoint(error) + _sentence(error)
+    try:
+        return _checkpoint(error) + _sentence(error)
+    except Exception:  # a frame may hold anything; never hide the error itself
+        return f'{type(error).__name__}: {error}'
 
 
 def _sentence(error: BaseException) -> str:
@@ -125,17 +128,21 @@ def _frames(error: BaseException) -> list[FrameType]:
 
 def _building(error: BaseException) -> tuple[Any, dict[str, Any]]:
     """The class that was being built, by a registry or directly, and its arguments."""
+    return next(_builds(error), (None, {}))
+
+
+def _builds(error: BaseException) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """All of them, the innermost first."""
     for frame in _frames(error):
         if frame.f_code.co_name == 'build_from_cfg':
-            return frame.f_locals.get('obj_cls'), dict(frame.f_locals.get('args') or {})
+            yield frame.f_locals.get('obj_cls'), dict(frame.f_locals.get('args') or {})
         if frame.f_code.co_name == '__init__' and 'self' in frame.f_locals:
             cls, init = type(frame.f_locals['self']), frame.f_code
             # Not the constructor of a base: what the class itself was given is further out.
             if getattr(vars(cls).get('__init__'), '__code__', None) is init:
                 values = inspect.getargvalues(frame)
                 given = {name: values.locals[name] for name in values.args[1:]}
-                return cls, {**given, **(values.locals.get(values.keywords or '') or {})}
-    return None, {}
+                yield cls, {**given, **(values.locals.get(values.keywords or '') or {})}
 
 
 def _owner(error: BaseException) -> str:
@@ -194,6 +201,8 @@ def _wrong_argument(error: BaseException, text: str) -> Optional[str]:
         r"(\w+)?(?:\.__init__)?\(\) got an unexpected keyword argument '(\w+)'", text
     )
     if unknown:
+        if '__init__' not in text:
+            return f'{unknown[1]} has no argument {unknown[2]!r}'
         direct = _frames(error)[0].f_globals.get(unknown[1] or '')
         if inspect.isclass(direct) and not (name and issubclass(cls, direct)):
             cls, name = direct, direct.__name__  # built without a registry
@@ -210,13 +219,25 @@ def _wrong_argument(error: BaseException, text: str) -> Optional[str]:
 
 
 def _misfits(error: BaseException, text: str) -> str:
-    """The arguments that do not have the type the class asks for."""
-    cls, given = _building(error)
-    # Messages with the name in front were written for users.
-    if not inspect.isclass(cls) or issubclass(cls, Runner) or text.startswith(cls.__name__):
+    """The arguments that do not have the type their class asks for.
+
+    Of ours the outermost class, which is the one in the config; of others the
+    innermost, whose hints may be loose further out.
+    """
+    found = []
+    for cls, given in _builds(error):
+        if not inspect.isclass(cls) or issubclass(cls, Runner):
+            continue
+        if text.startswith(cls.__name__):  # written for users
+            return ''
+        wrong = wrong_types(cls, given)
+        if wrong:
+            found.append((cls, wrong))
+    ours = [(cls, wrong) for cls, wrong in found if cls.__module__.startswith('fgc_mm.')]
+    if not found:
         return ''
-    wrong = wrong_types(cls, given)
-    return f'{cls.__name__}: {"; ".join(wrong)}' if wrong else ''
+    cls, wrong = ours[-1] if ours else found[0]
+    return f'{cls.__name__}: {"; ".join(wrong)}'
 
 
 def _arguments(cls: Any) -> list[str]:

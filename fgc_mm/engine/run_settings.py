@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-import math
 from collections.abc import Mapping
 from typing import Any, Optional, Union
 
@@ -77,9 +76,11 @@ def _get(cfg: Union[Config, Mapping], key: str) -> tuple[bool, Any]:
 
 
 def _check_number(key: str, value: Any, hint: Any, least: Optional[float]) -> None:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # as mmengine takes 1e5 for iterations
     wrong = not fits(value, hint)
     if not wrong and value is not None and least is not None:
-        wrong = not (math.isfinite(value) and value >= least)
+        wrong = not value >= least
     if wrong:
         bound = '' if least is None else f', {least:g} or more'
         raise UsageError(f'{key}={value!r} must be {describe(hint)}{bound}')
