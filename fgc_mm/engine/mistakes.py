@@ -96,8 +96,9 @@ def _sentence(error: BaseException) -> str:
     special = _wrong_argument(error, text) or _unknown_type(error, text)
     if special:
         return special
-    if isinstance(error, (TypeError, AttributeError, ValueError)) and _misfits(error, text):
-        return _misfits(error, text)
+    misfits, ours = _misfits(error, text)
+    if misfits and (ours or isinstance(error, (TypeError, AttributeError))):
+        return misfits
     if isinstance(error, KeyError):
         text = f'{error.args[0]}' if error.args else ''
         if re.fullmatch(r'[\w.]*', text):
@@ -107,7 +108,9 @@ def _sentence(error: BaseException) -> str:
     lines = text.splitlines() or ['(no message)']
     more = ['...'] if len(lines) > _MOST_LINES else []
     shown = '\n'.join([_cut(line) for line in lines[:_MOST_LINES]] + more)
-    return shown if _is_ours(error) else f'{kind}: {shown}{_owner(error)}'
+    if _is_ours(error):
+        return shown
+    return f'{kind}: {shown}{_owner(error)}' + (f'; {misfits}' if misfits else '')
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -123,6 +126,9 @@ def _frames(error: BaseException) -> list[FrameType]:
     while trace is not None:
         found.append(trace.tb_frame)
         trace = trace.tb_next
+    before = error.__context__
+    if before is not None and type(before) is type(error) and str(before) in str(error):
+        return _frames(before) + found[::-1]  # raised again with a name in front
     return found[::-1]
 
 
@@ -218,26 +224,28 @@ def _wrong_argument(error: BaseException, text: str) -> Optional[str]:
     return None
 
 
-def _misfits(error: BaseException, text: str) -> str:
-    """The arguments that do not have the type their class asks for.
+def _misfits(error: BaseException, text: str) -> tuple[str, bool]:
+    """The arguments that do not have the type their class asks for, and whether it is ours.
 
     Of ours the outermost class, which is the one in the config; of others the
     innermost, whose hints may be loose further out.
     """
-    found = []
+    found: list[tuple[type, list[str]]] = []
+    if not isinstance(error, (TypeError, AttributeError, ValueError)):
+        return '', False
     for cls, given in _builds(error):
         if not inspect.isclass(cls) or issubclass(cls, Runner):
             continue
         if text.startswith(cls.__name__):  # written for users
-            return ''
+            return '', False
         wrong = wrong_types(cls, given)
         if wrong:
             found.append((cls, wrong))
     ours = [(cls, wrong) for cls, wrong in found if cls.__module__.startswith('fgc_mm.')]
     if not found:
-        return ''
+        return '', False
     cls, wrong = ours[-1] if ours else found[0]
-    return f'{cls.__name__}: {"; ".join(wrong)}'
+    return f'{cls.__name__}: {"; ".join(wrong)}', bool(ours)
 
 
 def _arguments(cls: Any) -> list[str]:
