@@ -128,17 +128,23 @@ class NamingPipeline:
         labels (dict, optional): ``classes`` and ``ignored`` of
             :func:`label_fault` for a segmentation dataset, whose label maps are
             looked at. Defaults to None.
+        boxes (bool): Whether the boxes of a packed item must have an inside.
+            Defaults to False.
     """
 
-    def __init__(self, pipeline: Callable, labels: Optional[dict[str, Any]] = None) -> None:
+    def __init__(
+        self, pipeline: Callable, labels: Optional[dict[str, Any]] = None, boxes: bool = False
+    ) -> None:
         self.pipeline = pipeline
         self.labels = labels
+        self.boxes = boxes
 
     def __call__(self, data: Any) -> Any:
         info = data if isinstance(data, Mapping) else {}
         # Taken before a transform changes them.
         paths = [info[key] for key in _KEYS if _is_local(info.get(key))]
         label_path = str(info.get('seg_map_path'))
+        xml_path = str(info.get('xml_path') or info.get('img_path'))
         try:
             packed = self.pipeline(data)
         except Exception as error:
@@ -155,10 +161,15 @@ class NamingPipeline:
             fault = label_fault(sample, label_path, **self.labels)
             if fault is not None:
                 raise BrokenPictureError(fault)
+        if self.boxes and sample is not None and _has_flat_box(sample):
+            raise BrokenDataError(
+                f'annotation {xml_path}: a box lies beyond its picture, or has no inside once '
+                'that is resized; mend the file or take it out of the dataset'
+            )
         return packed
 
     def __getattr__(self, name: str) -> Any:
-        if name in ('pipeline', 'labels') or name.startswith(
+        if name in ('pipeline', 'labels', 'boxes') or name.startswith(
             '__'
         ):  # not there while it is unpickled
             raise AttributeError(name)
@@ -183,9 +194,21 @@ def name_broken_pictures(dataset: Any, ignored: Collection[int] = (255,)) -> Non
         if any(base.__module__.startswith('mmseg.') for base in type(dataset).__mro__):
             classes = (getattr(dataset, 'metainfo', None) or {}).get('classes')
             labels = dict(classes=len(classes or ()) or None, ignored=tuple(ignored))
-        dataset.pipeline = NamingPipeline(pipeline, labels)
+        # Those of COCO's form are sorted out by mmdet.
+        voc = any(base.__name__ == 'XMLDataset' for base in type(dataset).__mro__)
+        boxes = voc and not getattr(dataset, 'test_mode', False)
+        dataset.pipeline = NamingPipeline(pipeline, labels, boxes)
     for child in _children(dataset) if attributes else ():
         name_broken_pictures(child, ignored)
+
+
+def _has_flat_box(sample: Any) -> bool:
+    boxes = getattr(sample.get('gt_instances'), 'bboxes', None)
+    boxes = getattr(boxes, 'tensor', boxes)
+    if boxes is None or boxes.size(-1) != 4:
+        return False
+    # Not `<=`: NaN is no size either.
+    return not bool((boxes[:, 2:] > boxes[:, :2]).all())
 
 
 def _is_local(path: Any) -> bool:
