@@ -50,8 +50,9 @@ def test_what_a_data_worker_raises_has_no_inner_traceback():
 
 def test_a_class_says_which_argument_it_does_not_have_or_needs():
     with pytest.raises(Exception) as caught:
-        MODELS.build(dict(type='GatedResNet', dept=18))
-    assert sentence(caught.value) == "GatedResNet has no argument 'dept'; did you mean 'depth'?"
+        MODELS.build(dict(type='GatedResNet', depth=18, frozen_stage=1))
+    expected = "GatedResNet has no argument 'frozen_stage'; did you mean 'frozen_stages'?"
+    assert sentence(caught.value) == expected
     with pytest.raises(Exception) as caught:
         MODELS.build(dict(type='GatedResNet'))
     assert sentence(caught.value) == "GatedResNet needs the argument 'depth'"
@@ -109,11 +110,12 @@ def test_only_the_first_step_is_explained(step, kind, make_runner, toy, tmp_path
     earlier = tmp_path / 'mine.py'
     earlier.write_text('of an earlier run')
     cfg = Config(dict(work_dir=str(tmp_path)))
-    cfg._filename = '/elsewhere/mine.py'
+    object.__setattr__(cfg, '_filename', '/elsewhere/mine.py')
     kept = KeptConfig(cfg)
     runner = make_runner(model=Failing(toy.task, step).model)
-    runner.cfg._filename = cfg._filename
-    runner.dump_config()  # as it did when it was built, were there a file
+    object.__setattr__(runner.cfg, '_filename', '/elsewhere/mine.py')
+    runner.dump_config()  # as it does when it is built from a file
+    assert earlier.read_text() != 'of an earlier run'
     guard(runner, kept)
     assert earlier.read_text() == 'of an earlier run'
     with pytest.raises(kind, match='cannot multiply') as caught:
