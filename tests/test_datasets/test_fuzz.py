@@ -49,6 +49,7 @@ def loader_of(tmp_path, monkeypatch):
         cfg.log_level = 'ERROR'
         for split in ('train', 'val', 'test'):
             cfg[f'{split}_dataloader'].dataset.data_root = f'{root}/'
+        cfg.train_dataloader.dataset.serialize_data = False  # it collects garbage each time
         cfg.train_dataloader.update(
             batch_size=1, sampler=dict(type='DefaultSampler', shuffle=False)
         )
