@@ -145,11 +145,15 @@ def _guard_data(runner: Runner) -> None:
     def build_dataloader(dataloader: Any, *args: Any, **kwargs: Any) -> Any:
         key = _key(runner.cfg, dataloader)
         with explained(f'{key} cannot be built'):
+            scope = runner.cfg.get('default_scope')
             try:
                 loader = build(dataloader, *args, **kwargs)
             except Exception as error:
-                _name_annotation(key, dataloader, runner.cfg.get('default_scope'), error)
+                empty = 'need at least one array to concatenate' in str(error)  # mmengine's
+                _name_fault(key, dataloader, scope, empty)
                 raise
+            if hasattr(loader.dataset, '__len__') and not len(loader.dataset):
+                _name_fault(key, dataloader, scope, empty=True)
             check_boxes(loader.dataset)
             check_classes(runner.model, loader.dataset, key)
         name_broken_pictures(loader.dataset, ignored)
@@ -158,16 +162,17 @@ def _guard_data(runner: Runner) -> None:
     runner.build_dataloader = build_dataloader  # type: ignore[method-assign]
 
 
-def _name_annotation(key: str, dataloader: Any, scope: Optional[str], error: Exception) -> None:
+def _name_fault(key: str, dataloader: Any, scope: Optional[str], empty: bool) -> None:
+    """Raise what is wrong with a dataset that failed, or has nothing in it."""
     dataset = dataloader.get('dataset') if isinstance(dataloader, Mapping) else None
     fault = dataset_fault(dataset, scope)
     if fault is not None:
-        raise BrokenAnnotationError(f'{key}.dataset: {fault}') from error
-    if 'need at least one array to concatenate' in str(error):  # mmengine, of no items
+        raise BrokenAnnotationError(f'{key}.dataset: {fault}')
+    if empty:
         raise UsageError(
             f'{key}.dataset has no items: nothing is listed, or filter_cfg, indices and '
             'metainfo.classes leave nothing'
-        ) from error
+        )
 
 
 def _key(cfg: Config, dataloader: Any) -> str:
