@@ -176,8 +176,11 @@ def _name_fault(key: str, dataloader: Any, scope: Optional[str], empty: bool) ->
 
 
 def _key(cfg: Config, dataloader: Any) -> str:
+    """What a loader, or one with other batches, is called in the config."""
+    dataset = dataloader.get('dataset') if isinstance(dataloader, Mapping) else None
     for split in ('train', 'val', 'test'):
-        if cfg.get(f'{split}_dataloader') == dataloader:
+        own = cfg.get(f'{split}_dataloader') or {}
+        if dataset is not None and own.get('dataset') == dataset:
             return f'{split}_dataloader'
     return 'the dataloader'
 
