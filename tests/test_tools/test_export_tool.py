@@ -141,7 +141,7 @@ def test_mistakes_are_one_message_and_leave_no_file(
             checkpoint,
             ['test_dataloader.dataset.indices=0'],
             [],
-            'test_dataloader.dataset has no items',
+            '_dataloader.dataset has no items',
         ),
     ]
     for config, weights, options, args, message in cases:
