@@ -12,4 +12,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    launch.run(main)
+    launch.run(main, 'the figures cannot be made')

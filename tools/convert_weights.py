@@ -7,7 +7,6 @@ import argparse
 
 from fgc_mm.backbones.convert import FORMATS, convert_file
 from fgc_mm.engine import launch
-from fgc_mm.engine.safe_loading import guarded_loading
 
 
 def parse_args() -> argparse.Namespace:
@@ -25,13 +24,13 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
+    launch.check_file(args.dst, 'dst')
     try:
-        conversion = convert_file(args.src, args.dst, args.trust_checkpoint)
+        conversion = convert_file(launch.existing(args.src), args.dst, args.trust_checkpoint)
     except (OSError, ValueError) as error:
-        raise SystemExit(f'convert_weights: {error}') from error
+        raise launch.UsageError(str(error)) from error
     print(f'{args.dst}: {conversion}')
 
 
 if __name__ == '__main__':
-    with guarded_loading():
-        main()
+    launch.run(main, 'the weights cannot be converted')

@@ -9,8 +9,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mmengine.config import DictAction
-
 import fgc_mm  # registers gates, backbones and hooks
 from fgc_mm.engine import launch
 from fgc_mm.inference import Exported, export_checkpoint, write_files
@@ -48,7 +46,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--count', type=int, default=4, help='how many pictures to check with')
     parser.add_argument('--work-dir', help='where logs go')
     parser.add_argument(
-        '--cfg-options', nargs='+', action=DictAction, help='override settings of the config'
+        '--cfg-options', nargs='+', action=launch.CfgOptions, help='override settings of the config'
     )
     launch.add_trust_argument(parser)
     parser.set_defaults(launcher='none', local_rank=0)
@@ -78,8 +76,7 @@ def main() -> None:
     out = Path(args.out)
     if not out.parent.is_dir():
         raise launch.UsageError(f'--out {out}: the folder {out.parent} does not exist')
-    if out.is_dir():
-        raise launch.UsageError(f'--out {out} is a folder; name a file in it')
+    launch.check_file(out, '--out')
     if args.count < 1:
         raise launch.UsageError(f'--count {args.count} must be at least 1')
     cfg = launch.load_config(args)
@@ -110,4 +107,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    launch.run(main)
+    launch.run(main, 'the network cannot be exported')

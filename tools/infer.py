@@ -5,7 +5,6 @@ import argparse
 import os
 from pathlib import Path
 
-from mmengine.config import DictAction
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
@@ -26,7 +25,7 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument('--device', help='cpu, cuda:0, ...; the best there is by default')
     parser.add_argument(
-        '--cfg-options', nargs='+', action=DictAction, help='override settings, as key=value'
+        '--cfg-options', nargs='+', action=launch.CfgOptions, help='override settings, as key=value'
     )
     launch.add_trust_argument(parser)
     parser.set_defaults(work_dir=None, launcher='none', local_rank=0)
@@ -57,6 +56,7 @@ def main() -> None:
     cfg = launch.load_config(args)
     launch.existing(args.checkpoint)
     out_dir = args.out_dir or os.path.join('work_dirs', Path(args.config).stem, 'infer')
+    launch.check_folder(out_dir, '--out-dir')
     try:
         found = pictures.find_pictures(args.pictures)
         results = list(pictures.infer(cfg, args.checkpoint, found, out_dir, args.device))
@@ -69,4 +69,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    launch.run(main)
+    launch.run(main, 'the pictures cannot be run')

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 
 from fgc_mm.datasets import DEMO_KINDS, ensure_demo_data
+from fgc_mm.engine import launch
 
 
 def main() -> None:
@@ -21,4 +22,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    main()
+    launch.run(main, 'the demo data cannot be built')

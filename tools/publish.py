@@ -24,8 +24,7 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
-    if os.path.isdir(args.out):
-        raise launch.UsageError(f'{args.out} is a folder: name the file to write')
+    launch.check_file(args.out, 'out')
     try:
         final = publish(launch.existing(args.checkpoint), args.out, args.no_ema)
     except (ValueError, OSError) as error:
@@ -34,4 +33,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    launch.run(main)
+    launch.run(main, 'the checkpoint cannot be published')

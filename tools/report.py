@@ -37,6 +37,7 @@ def main() -> None:
     folders = [Path(folder) for folder in args.work_dirs]
     names = run_names(args.names, [folder.resolve() / 'x' for folder in folders])
     out = Path(args.out) if args.out else folders[0] / 'report.html'
+    launch.check_file(out, '--out')
     try:
         runs = write_report(
             dict(zip(names, folders, strict=True)),
@@ -55,4 +56,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    launch.run(main)
+    launch.run(main, 'the report cannot be made')

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from pathlib import Path
-
-from mmengine.config import DictAction
 
 import fgc_mm  # noqa: F401  registers gates, backbones and hooks
 from fgc_mm.engine import launch
@@ -34,7 +31,7 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument('--work-dir', help='where logs go')
     parser.add_argument(
-        '--cfg-options', nargs='+', action=DictAction, help='override settings of the config'
+        '--cfg-options', nargs='+', action=launch.CfgOptions, help='override settings of the config'
     )
     launch.add_trust_argument(parser)
     return parser.parse_args()
@@ -48,8 +45,7 @@ def main() -> None:
     cfg = launch.load_config(args)
     checkpoint = launch.existing(args.checkpoint)
     folder = Path(args.out_dir) if args.out_dir else Path(checkpoint).parent
-    if folder.exists() and not (folder.is_dir() and os.access(folder, os.W_OK)):
-        raise launch.UsageError(f'--out-dir {folder} is no folder that can be written to')
+    launch.check_folder(folder, '--out-dir')
     for key in (f'{args.split}_dataloader', f'{args.split}_evaluator'):
         if cfg.get(key) is None:
             raise launch.UsageError(f'config {args.config} has no {key}, which slimming needs')
@@ -79,4 +75,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    launch.run(main)
+    launch.run(main, 'the network cannot be slimmed')

@@ -49,6 +49,7 @@ def main() -> None:
     args = parse_args()
     try:
         runs, work_dir = runs_of(args)
+        launch.check_folder(work_dir, '--work-dir')
         if args.dry_run:
             print_commands(runs)
             return
@@ -64,4 +65,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    launch.run(main)
+    launch.run(main, 'the sweep failed')

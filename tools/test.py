@@ -39,6 +39,10 @@ def main() -> None:
     suffix = Path(args.out).suffix if args.out else None
     if suffix not in (None, '.json', '.pkl', '.pickle'):
         raise launch.UsageError(f'--out {args.out}: the name must end in .json, .pkl or .pickle')
+    if args.out:
+        launch.check_file(args.out, '--out')
+    if args.show_dir:
+        launch.check_folder(args.show_dir, '--show-dir')
     dial_options.check_arguments(args)
     cfg = launch.load_config(args)
     cfg.load_from = launch.existing(args.checkpoint)
@@ -74,4 +78,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    launch.run(main)
+    launch.run(main, 'the test failed')

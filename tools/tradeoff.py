@@ -65,6 +65,9 @@ def runs_of(args: argparse.Namespace, work_dir: Path) -> list[Run]:
             raise launch.UsageError(
                 f"--targets {target:g} must be within (0, 1], the share of the backbone's MACs"
             )
+    for rho in args.rho or []:
+        if not rho >= 0:
+            raise launch.UsageError(f'--rho {rho:g} must be 0 or more, a weight of a loss')
     coupled = 'FGCHook' in map(hook_name, hooks)
     if args.coupling in ('both', 'with') and not coupled:
         raise launch.UsageError(
@@ -97,6 +100,7 @@ def main() -> None:
     args = parse_args()
     title = Path(args.config).stem if args.config else 'collected'
     work_dir = Path(args.work_dir or f'work_dirs/tradeoff_{title}')
+    launch.check_folder(work_dir, '--work-dir')
     runs, failed = [], 0
     try:
         if args.collect:
@@ -119,4 +123,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    launch.run(main)
+    launch.run(main, 'the runs failed')

@@ -37,7 +37,7 @@ def merge_train_args(cfg: Config, args: argparse.Namespace) -> None:
         cfg.optim_wrapper.type = 'AmpOptimWrapper'
         cfg.optim_wrapper.setdefault('loss_scale', 'dynamic')
     if args.auto_scale_lr:
-        if 'base_batch_size' not in cfg.get('auto_scale_lr', {}):
+        if 'base_batch_size' not in (cfg.get('auto_scale_lr') or {}):
             raise launch.UsageError(
                 '--auto-scale-lr: the config has no auto_scale_lr.base_batch_size; add '
                 'auto_scale_lr = dict(base_batch_size=<images per step its lr is meant for>)'

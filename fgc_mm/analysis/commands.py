@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Optional, Union
 
-from mmengine.config import Config, DictAction
+from mmengine.config import Config
 
 from ..engine import launch
 from ..engine.launch import UsageError
@@ -99,7 +99,7 @@ def _common() -> argparse.ArgumentParser:
     )
     common.add_argument('--no-cache', action='store_true', help='run the network again')
     common.add_argument(
-        '--cfg-options', nargs='+', action=DictAction, help='override settings of the config'
+        '--cfg-options', nargs='+', action=launch.CfgOptions, help='override settings of the config'
     )
     launch.add_trust_argument(common)
     return common
@@ -117,6 +117,7 @@ def execute(args: argparse.Namespace) -> list[Path]:
     run: Callable[[argparse.Namespace, Path], list[Path]] = args.run
     first = Path(args.work_dirs[0]) if args.command == 'training' else Path(args.checkpoint).parent
     out_dir = Path(args.out_dir) if args.out_dir else first / 'analysis'
+    launch.check_folder(out_dir, '--out-dir')
     try:
         return run(args, out_dir)
     except MissingExtraError as error:
@@ -129,8 +130,7 @@ def _read(args: argparse.Namespace, config: Optional[str] = None) -> Config:
         raise UsageError(
             f'config {config or args.config} has no `model`: it is a fragment for `_base_`'
         )
-    if args.cfg_options is not None:
-        cfg.merge_from_dict(args.cfg_options)
+    launch.merge_options(cfg, args.cfg_options)
     cfg.launcher = 'none'
     return cfg
 
@@ -212,7 +212,8 @@ def run_names(given: Optional[Sequence[str]], paths: Sequence[Path]) -> list[str
     """Names of runs: as given, else of their folders, else of their files."""
     if given is not None:
         if len(given) != len(paths) or len(set(given)) != len(given):
-            raise UsageError(f'--names {" ".join(given)} must be {len(paths)} different names')
+            many = f'{len(paths)} different names' if len(paths) > 1 else 'one name'
+            raise UsageError(f'--names {" ".join(given)} must be {many}')
         return list(given)
     for choice in ([p.parent.name for p in paths], [p.stem for p in paths]):
         if len(set(choice)) == len(paths) and '' not in choice:

@@ -161,7 +161,11 @@ def add_run_arguments(parser: argparse.ArgumentParser, seeds: Sequence[int] = (0
     parser.add_argument('--dry-run', action='store_true', help='print the commands only')
     parser.add_argument('--report', action='store_true', help='table and plot of what is done')
     parser.add_argument(
-        '--cfg-options', nargs='+', default=[], help='settings of every run, as key=value'
+        '--cfg-options',
+        nargs='+',
+        type=_pair,
+        default=[],
+        help='settings of every run, as key=value',
     )
     parser.add_argument(
         FLAG,
@@ -171,6 +175,12 @@ def add_run_arguments(parser: argparse.ArgumentParser, seeds: Sequence[int] = (0
         default=[],
         help='let every run load checkpoints as they are, even if that runs code in them',
     )
+
+
+def _pair(text: str) -> str:
+    if not text.partition('=')[1]:
+        raise argparse.ArgumentTypeError(f'{text}: write KEY=VALUE, as in train_cfg.max_epochs=10')
+    return text
 
 
 def execute_all(runs: Sequence[Run]) -> int:
@@ -212,7 +222,9 @@ def read_figures(path: Path) -> list[dict[str, Any]]:
         content = json.loads(Path(path).read_text())
         tests = [point['metrics'] for point in content.get('points', [content])]
         for metrics in tests:
-            metrics['macs/pruning_ratio']
-    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+            float(metrics['macs/pruning_ratio'])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f'{path} holds no figures of tools/test.py --out: {error!r}') from None
+    if not tests:
+        raise ValueError(f'{path} holds no figures of tools/test.py --out: it has no points')
     return tests

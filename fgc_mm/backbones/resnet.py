@@ -112,6 +112,10 @@ class GatedResNet(GatedBackbone):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        if base_channels < 1:
+            raise ValueError(
+                f'{type(self).__name__}: base_channels={base_channels} must be at least 1'
+            )
         self._check(depth, num_stages, strides, dilations, out_indices, style, dcn, plugins)
         block, stage_blocks = self.arch_settings[depth]
         self.depth = depth

@@ -79,7 +79,8 @@ def open_share(
     share = torch.ones(1, 1, dtype=torch.float64)
     for mask in (in_mask, out_mask):
         if mask is not None:
-            grouped = mask.double().reshape(mask.size(0), groups, -1).mean(dim=2)
+            shape = (mask.size(0), groups, mask.size(1) // groups)  # -1 fails for no images
+            grouped = mask.double().reshape(shape).mean(dim=2)
             share = share.to(mask.device) * grouped
     return share.mean(dim=1)
 

@@ -309,4 +309,4 @@ def _gathered(like: Tensor, bank: Tensor, positives: Tensor) -> Iterator[tuple[s
         picked = positives[part].clamp_min(0).reshape(-1).to(bank.device)
         # A copy, which the caller may write to.
         rows = bank.index_select(0, picked).to(like.device, like.dtype)
-        yield part, rows.view(-1, count, dim)
+        yield part, rows.view(len(positives[part]), count, dim)

@@ -66,6 +66,8 @@ def nearest_neighbours(
 def check_k(k: int, num_instances: int, excludes_self: bool = True) -> None:
     """Raise a ValueError that says which k fits, unless this one does."""
     most = num_instances - int(excludes_self)
+    if most < 1:
+        raise ValueError(f'N={num_instances} instances are too few for neighbours; there must be 2')
     if not 1 <= k <= most:
         others = ', itself left out,' if excludes_self else ''
         raise ValueError(

@@ -203,9 +203,9 @@ def _check_voc(dataset: Mapping, cls: Any) -> Optional[_Problem]:
     if problem is not None or not dataset.get('ann_file') or '://' in dataset['ann_file']:
         return problem
     prefix = (dataset.get('data_prefix') or {}).get('sub_data_root', '')
-    names = list_from_file(_resolve(dataset, dataset['ann_file']))
-    if not names:
-        return _Problem(f'ann_file={dataset["ann_file"]!r} lists no image')
+    names = _listed(dataset, dataset['ann_file'])
+    if isinstance(names, _Problem):
+        return names
     for key, suffix in (('img_subdir', '.jpg'), ('ann_subdir', '.xml')):
         subdir = dataset.get(key) or _default(cls, key)
         if subdir is None:
@@ -239,7 +239,10 @@ def _check_segmentation(dataset: Mapping, cls: Any) -> Optional[_Problem]:
     images = _resolve(dataset, prefix.get('img_path') or '')
     ann_file = dataset.get('ann_file')
     if ann_file and os.path.isfile(_resolve(dataset, ann_file)):
-        names = [line.strip() for line in list_from_file(_resolve(dataset, ann_file))]
+        listed = _listed(dataset, ann_file)
+        if isinstance(listed, _Problem):
+            return listed
+        names = [line.strip() for line in listed]
         lacking = _lacking(images, names, image_suffix)
         if lacking:
             return _Problem(
@@ -258,6 +261,21 @@ def _check_segmentation(dataset: Mapping, cls: Any) -> Optional[_Problem]:
     if prefix.get('seg_map_path') is None or not _reads_annotations(dataset.get('pipeline')):
         return None
     return _lacking_labels(dataset, prefix['seg_map_path'], names, label_suffix)
+
+
+def _listed(dataset: Mapping, ann_file: str) -> Union[list[str], _Problem]:
+    """The names in a list of images."""
+    remedy = 'It must be a text file with the name of an image, without its ending, in each line.'
+    try:
+        names = list_from_file(_resolve(dataset, ann_file))
+    except UnicodeError:
+        return _Problem(f'ann_file={ann_file!r} is no text file', remedy)
+    if not names:
+        return _Problem(f'ann_file={ann_file!r} lists no image')
+    if '' in map(str.strip, names):
+        number = [name.strip() for name in names].index('') + 1
+        return _Problem(f'ann_file={ann_file!r}: line {number} is empty', remedy)
+    return names
 
 
 def _lacking_labels(

@@ -43,7 +43,10 @@ def check_fit(model: nn.Module, checkpoint: Mapping[str, Any], name: str) -> Non
     model = unwrap(model)
     if isinstance(model, BaseTTAModel):
         model = unwrap(model.module)
-    state = checkpoint.get('state_dict', checkpoint)
+    state = checkpoint.get('state_dict', checkpoint) if isinstance(checkpoint, Mapping) else None
+    if not isinstance(state, Mapping):
+        found = type(checkpoint if state is None else state).__name__
+        raise CheckpointMismatchError(f'checkpoint {name} holds no weights but a {found}')
     given = {
         re.sub(r'^module\.', '', key): value.shape
         for key, value in state.items()

@@ -24,6 +24,7 @@ from ..coupling import (
 from ..datasets import install_instance_index, refuse_mixing
 from ..gates import Gate, select_blocks
 from ..gates.utils import Layers
+from .argument_types import check_types
 from .fgc_batch import Batch, check_finite, collect_batch, gather_rows
 from .fgc_checkpoint import FGCCheckpoint
 from .gate_loss_hook import GateLossHook
@@ -141,6 +142,8 @@ class FGCHook(GateLossHook):
             raise ValueError(f'FGCHook: k={k!r} must be a whole number of neighbours, at least 1')
         if not warmup_epochs >= 0:
             raise ValueError(f'FGCHook: warmup_epochs={warmup_epochs!r} must be 0 or more')
+        rest = dict(layers=layers, approximate=approximate, num_instances=num_instances, seed=seed)
+        check_types(FGCHook, rest)
         self.layers = layers
         self.eta = build_schedule(eta, 'FGCHook: eta')
         self.warmup_epochs = warmup_epochs

@@ -5,42 +5,63 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import contextlib
 import copy
-import datetime
 import difflib
 import os
-import subprocess
+import re
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, Optional
 
 import torch
 import torch.distributed as torch_dist
-from mmengine.config import Config, ConfigDict, DictAction
-from mmengine.logging import print_log
+from mmengine.config import Config, ConfigDict
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
-from fgc_mm.datasets import (
-    BrokenPictureError,
-    check_dataset_paths,
-    ensure_demo_data,
-    name_broken_pictures,
-)
+from fgc_mm.datasets import BrokenDataError, check_dataset_paths, ensure_demo_data
 from fgc_mm.registration import find_config
 
+from .cfg_options import CfgOptions, merge_options
+from .checkpoint_file import checkpoint_fault
+from .cpu_processes import prepare_distributed
 from .finite_hook import FiniteHook, NonFiniteError
 from .gate_loss_hook import SetupError
+from .guard import KeptConfig, guard
+from .mistakes import RunError, UsageError, explained, sentence
+from .places import check_file, check_folder
 from .resume_point import go_on
+from .run_settings import check_run_settings
 from .safe_checkpoint_hook import CheckpointError
 from .safe_loading import FLAG, CheckpointFileError, guarded_loading, trust_files
 from .start_weights import check_start_weights
 from .work_dir_paths import WorkDirHook
 
-
-class UsageError(Exception):
-    """A mistake the user can mend; shown as one message without a traceback."""
+__all__ = [
+    'CfgOptions',
+    'RunError',
+    'UsageError',
+    'add_common_arguments',
+    'augment_test_time',
+    'build_runner',
+    'check_file',
+    'check_folder',
+    'draw_predictions',
+    'existing',
+    'explained',
+    'fill_dataloader_defaults',
+    'load_config',
+    'merge_options',
+    'prepare',
+    'prepare_data',
+    'prepare_distributed',
+    'prepare_weights',
+    'read_config',
+    'run',
+]
 
 
 def add_common_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +70,7 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--cfg-options',
         nargs='+',
-        action=DictAction,
+        action=CfgOptions,
         help='override settings of the config, as key=value; lists as key="[a,b]" or key=a,b',
     )
     parser.add_argument(
@@ -106,10 +127,13 @@ def read_config(path: str) -> Config:
         raise UsageError(f'config {path} does not exist{_suggestion(Path(path))}')
     try:
         return Config.fromfile(path)
-    except ModuleNotFoundError as error:
-        raise UsageError(f'config {path} needs a package that is missing: {error}') from error
-    except (SyntaxError, KeyError, ValueError, AttributeError, OSError) as error:
-        raise UsageError(f'config {path} cannot be read: {error!r}') from error
+    except ImportError as error:
+        reason = error.__cause__ or error  # mmengine adds the whole search path
+        raise UsageError(f'config {path} needs a package that is missing: {reason}') from error
+    except SyntaxError as error:
+        raise UsageError(f'config {path} is no valid Python: {error}') from error
+    except Exception as error:  # a config is Python and may raise anything
+        raise UsageError(f'config {path} cannot be read: {sentence(error)}') from error
 
 
 def load_config(args: argparse.Namespace) -> Config:
@@ -121,10 +145,11 @@ def load_config(args: argparse.Namespace) -> Config:
     os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
     args.config = config_path(args.config)
     cfg = read_config(args.config)
-    if args.cfg_options is not None:
-        cfg.merge_from_dict(args.cfg_options)
+    merge_options(cfg, args.cfg_options)
     if 'model' not in cfg:
         raise UsageError(f'config {args.config} has no `model`: it is a fragment for `_base_`')
+    if not isinstance(cfg.model, dict):
+        raise UsageError(f'config {args.config}: model={cfg.model!r} must be a dict')
     cfg.launcher = args.launcher
     if args.work_dir is not None:
         cfg.work_dir = args.work_dir
@@ -142,14 +167,23 @@ def _suggestion(path: Path) -> str:
 
 
 def existing(checkpoint: str) -> str:
-    """The path of a checkpoint that is there."""
-    if '://' not in checkpoint and not os.path.isfile(checkpoint):
+    """The path of a checkpoint that is there, and may be one."""
+    if '://' in checkpoint:
+        return checkpoint
+    if not os.path.exists(checkpoint):
         raise UsageError(f'checkpoint {checkpoint} does not exist')
+    fault = checkpoint_fault(checkpoint)
+    if fault is not None:
+        raise UsageError(fault)
     return checkpoint
 
 
 def prepare(cfg: Config, splits: tuple[str, ...]) -> None:
     """Everything between the config and the Runner: weights, data, processes, defaults."""
+    check_run_settings(cfg)
+    check_folder(cfg.get('work_dir', 'work_dirs'), '--work-dir')
+    if splits and cfg.get(f'{splits[0]}_dataloader') is None:
+        raise UsageError(f'the config has no {splits[0]}_dataloader to take pictures from')
     if 'train' in splits:
         prepare_weights(cfg)
     prepare_data(cfg, splits)
@@ -163,7 +197,7 @@ def prepare_weights(cfg: Config) -> None:
         go_on(cfg)
     try:
         check_start_weights(cfg)
-    except FileNotFoundError as error:
+    except (FileNotFoundError, ValueError) as error:
         raise UsageError(str(error)) from error
 
 
@@ -179,76 +213,6 @@ def prepare_data(cfg: Config, splits: tuple[str, ...]) -> None:
         check_dataset_paths(cfg, splits)
     except FileNotFoundError as error:
         raise UsageError(str(error)) from error
-
-
-def prepare_distributed(cfg: Config) -> None:
-    """Start gloo where there is no GPU.
-
-    mmengine's launchers select a CUDA device and hand it to DDP; with the
-    process group already there, and no device ids, the same Runner trains on
-    CPUs.
-    """
-    if cfg.launcher == 'none' or torch.cuda.is_available():
-        return
-    env = _launcher_environment(cfg.launcher)
-    os.environ.update(env)
-    missing = [
-        k for k in ('RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT') if k not in os.environ
-    ]
-    if missing:
-        raise UsageError(
-            f'--launcher {cfg.launcher}: {", ".join(missing)} not set in the environment; '
-            'start the tool with tools/dist_train.sh, torchrun, srun or mpirun'
-        )
-    timeout = cfg.get('env_cfg', {}).get('dist_cfg', {}).get('timeout', 1800)
-    torch_dist.init_process_group('gloo', timeout=datetime.timedelta(seconds=timeout))
-    wrapper = dict(
-        type='MMDistributedDataParallel',
-        broadcast_buffers=False,
-        find_unused_parameters=cfg.get('find_unused_parameters', False),
-    )
-    wrapper.update(cfg.get('model_wrapper_cfg') or {})
-    wrapper['device_ids'] = None
-    cfg.model_wrapper_cfg = wrapper
-    if _replace_sync_bn(cfg.model):
-        print_log('SyncBN has no CPU version: every process normalises on its own', 'current')
-
-
-def _replace_sync_bn(node: Any) -> int:
-    """Write BN for every SyncBN of a model's config; how many there were."""
-    if isinstance(node, (list, tuple)):
-        return sum(_replace_sync_bn(item) for item in node)
-    if not isinstance(node, dict):
-        return 0
-    inside = sum(_replace_sync_bn(value) for value in node.values())
-    if node.get('type') != 'SyncBN':
-        return inside
-    node['type'] = 'BN'
-    return inside + 1
-
-
-def _launcher_environment(launcher: str) -> dict[str, str]:
-    """What torch.distributed reads, from what slurm and mpi set."""
-    given = os.environ
-    if launcher == 'slurm' and 'SLURM_PROCID' in given:
-        env = dict(
-            RANK=given['SLURM_PROCID'],
-            WORLD_SIZE=given['SLURM_NTASKS'],
-            LOCAL_RANK=given.get('SLURM_LOCALID', '0'),
-            MASTER_PORT=given.get('MASTER_PORT', '29500'),
-        )
-        if 'MASTER_ADDR' not in given:
-            hosts = ['scontrol', 'show', 'hostname', given['SLURM_NODELIST']]
-            env['MASTER_ADDR'] = subprocess.check_output(hosts, text=True).split()[0]
-        return env
-    if launcher == 'mpi' and 'OMPI_COMM_WORLD_RANK' in given:
-        return dict(
-            RANK=given['OMPI_COMM_WORLD_RANK'],
-            WORLD_SIZE=given['OMPI_COMM_WORLD_SIZE'],
-            LOCAL_RANK=given['OMPI_COMM_WORLD_LOCAL_RANK'],
-            MASTER_PORT=given.get('MASTER_PORT', '29500'),
-        )
-    return {}
 
 
 def fill_dataloader_defaults(cfg: Config) -> None:
@@ -299,52 +263,28 @@ def augment_test_time(cfg: Config) -> None:
 
 def build_runner(cfg: Config) -> Runner:
     """Build the Runner; what a config gets wrong is one message."""
-    try:
+    kept = KeptConfig(cfg)
+    with explained('the config cannot be built'):
         runner = RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(copy.deepcopy(cfg))
-    except (
-        KeyError,
-        TypeError,
-        ValueError,
-        ImportError,
-        FileNotFoundError,
-        AssertionError,
-    ) as error:
-        if os.environ.get('FGC_MM_TRACEBACK'):
-            raise
-        hint = '(FGC_MM_TRACEBACK=1 shows where)'
-        if 'mmcv._ext' in str(error):
-            hint = (
-                'mmcv is installed without its compiled ops: reinstall it, with torch already '
-                'there, by pip install --no-build-isolation --no-cache-dir --force-reinstall '
-                '--no-deps and the name you have it by (onedl-mmcv or mmcv)'
-            )
-        raise UsageError(
-            f'the config cannot be built: {type(error).__name__}: {error}\n{hint}'
-        ) from error
-    _watch_pictures(runner)
+    guard(runner, kept)
     runner.register_hook(WorkDirHook())
     if not any(isinstance(hook, FiniteHook) for hook in runner.hooks):
         runner.register_hook(FiniteHook())
     return runner
 
 
-def _watch_pictures(runner: Runner) -> None:
-    """Have every dataset the runner builds name the file of a broken picture."""
-    build = runner.build_dataloader
+def run(main: Callable[[], Any], subject: Optional[str] = None) -> None:
+    """Call a tool's main function; usage errors become one message, exit code 2.
 
-    def build_dataloader(*args: Any, **kwargs: Any) -> Any:
-        loader = build(*args, **kwargs)
-        name_broken_pictures(loader.dataset)
-        return loader
-
-    runner.build_dataloader = build_dataloader  # type: ignore[method-assign]
-
-
-def run(main: Callable[[], Any]) -> None:
-    """Call a tool's main function; usage errors become one message, exit code 2."""
+    Args:
+        main (Callable): The function.
+        subject (str, optional): What to say of all other errors, such as 'the
+            test failed'. Defaults to None, for what runs for days: they end with
+            a traceback and a sentence, exit code 1.
+    """
     code = 0
     try:
-        with guarded_loading():
+        with guarded_loading(), explained(subject) if subject else contextlib.nullcontext():
             main()
     except (
         UsageError,
@@ -354,20 +294,24 @@ def run(main: Callable[[], Any]) -> None:
         NonFiniteError,
     ) as error:
         code = 2
-        if int(os.environ.get('RANK', 0)) == 0:
+        if int(os.environ.get('RANK', 0)) == 0 or isinstance(error, RunError):
             print(f'error: {error}', file=sys.stderr)
-    except BrokenPictureError as error:  # met by one rank only; out of a worker with a traceback
+    except BrokenDataError as error:  # met by one rank only; out of a worker with a traceback
         code = 2
-        print(f'error: {str(error).rpartition("BrokenPictureError: ")[2].strip()}', file=sys.stderr)
-    except RuntimeError as error:
-        if not _lost_another(error) or os.environ.get('FGC_MM_TRACEBACK'):
-            raise
         print(
-            'error: another process of this training has ended or does not answer any more '
-            f'({error}). If it has said why, mend that; then go on with --resume',
-            file=sys.stderr,
+            f'error: {re.split("Broken[a-zA-Z]+Error: ", str(error))[-1].strip()}', file=sys.stderr
         )
-        _leave(1)  # nothing is left to agree upon with the others
+    except Exception as error:
+        if _lost_another(error) and not os.environ.get('FGC_MM_TRACEBACK'):
+            print(
+                'error: another process of this training has ended or does not answer any more '
+                f'({error}). If it has said why, mend that; then go on with --resume',
+                file=sys.stderr,
+            )
+            _leave(1)  # nothing is left to agree upon with the others
+        code = 1  # in the middle of a run: where matters, too
+        traceback.print_exc()
+        print(f'error: the run was stopped by {sentence(error)}', file=sys.stderr)
     finally:
         distributed = torch_dist.is_available() and torch_dist.is_initialized()
         if distributed:
@@ -377,7 +321,7 @@ def run(main: Callable[[], Any]) -> None:
     sys.exit(code)
 
 
-def _lost_another(error: RuntimeError) -> bool:
+def _lost_another(error: Exception) -> bool:
     """Whether the process group has broken down, as gloo and NCCL put it."""
     if not (torch_dist.is_available() and torch_dist.is_initialized()):
         return False

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any, Optional, Union
 from weakref import WeakKeyDictionary
 
 from mmengine.dist import get_world_size
@@ -60,6 +60,10 @@ def build_schedule(cfg: ScheduleCfg, key: str) -> Schedule:
             are epochs.
         key (str): What the value is called in the config, for errors.
 
+    Raises:
+        ValueError: If it is neither, or negative: a loss with a negative weight
+            would be driven up.
+
     Returns:
         Schedule: The schedule.
 
@@ -77,7 +81,7 @@ def build_schedule(cfg: ScheduleCfg, key: str) -> Schedule:
                 f'{key}={dict(cfg)!r}: a schedule {what}; write a number or '
                 f'dict(start=..., end=..., value=...) and, if not 0, begin=...'
             )
-        values = {name: _number(cfg[name], f'{key}.{name}') for name in cfg}
+        values = {name: _number(cfg[name], f'{key}.{name}', _LEAST.get(name)) for name in cfg}
         schedule = Schedule(**values)
         if not 0 <= schedule.start <= schedule.end:
             raise ValueError(
@@ -85,15 +89,20 @@ def build_schedule(cfg: ScheduleCfg, key: str) -> Schedule:
                 '0 <= start <= end'
             )
         return schedule
-    return Schedule(value=_number(cfg, key))
+    return Schedule(value=_number(cfg, key, _LEAST['value']))
 
 
-def _number(value: Any, key: str) -> float:
+_LEAST = dict(value=0.0, begin=0.0)
+
+
+def _number(value: Any, key: str, least: Optional[float]) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise ValueError(
             f'{key}={value!r} must be a finite number, or for a whole schedule '
             'dict(start=..., end=..., value=...)'
         )
+    if least is not None and value < least:
+        raise ValueError(f'{key}={value!r} must be {least:g} or more')
     return float(value)
 
 

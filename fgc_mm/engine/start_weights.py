@@ -10,6 +10,8 @@ from typing import Any, Optional
 
 from mmengine.config import Config
 
+from .checkpoint_file import checkpoint_fault
+
 # What a gated detector or segmentor needs to become sparse from dense weights.
 _DENSE_GATES = 'optim_wrapper.paramwise_cfg.custom_keys.gate.lr_mult=10'
 
@@ -27,15 +29,25 @@ def check_start_weights(cfg: Config) -> None:
     Raises:
         FileNotFoundError: Naming the first missing file, the config that makes
             it, and how to start from dense weights instead.
+        ValueError: If a file cannot be a checkpoint.
     """
     load_from = cfg.get('load_from')
-    if isinstance(load_from, str) and _is_missing(load_from):
-        raise FileNotFoundError(_message('load_from', load_from, cfg, _dense_load(cfg)))
+    if isinstance(load_from, str):
+        if _is_missing(load_from):
+            raise FileNotFoundError(_message('load_from', load_from, cfg, _dense_load(cfg)))
+        _check_file('load_from', load_from)
     for key, init_cfg, owner in _pretrained('model', cfg.model, {}):
         path = init_cfg['checkpoint']
         if _is_missing(path):
             options = _dense_init(key, init_cfg, owner)
             raise FileNotFoundError(_message(f'{key}.checkpoint', path, cfg, options))
+        _check_file(f'{key}.checkpoint', path)
+
+
+def _check_file(key: str, path: str) -> None:
+    fault = checkpoint_fault(path) if '://' not in path else None
+    if fault is not None:
+        raise ValueError(f'{key}: {fault}')
 
 
 def _is_missing(path: str) -> bool:

@@ -18,7 +18,7 @@ from mmengine.runner import Runner
 from mmengine.structures import BaseDataElement
 
 from ..complexity import Attachments, ImageMACs, MACsTracer
-from ..engine import forward_argument, unwrap
+from ..engine import SetupError, forward_argument, unwrap
 from .gated_macs import FIELD, GatedMACs
 
 
@@ -43,6 +43,13 @@ class GatedMACsHook(Hook):
     def __init__(self, backbone: str = 'backbone') -> None:
         self.backbone = backbone
         self._counter: Optional[PredictionCounter] = None
+
+    def before_run(self, runner: Runner) -> None:
+        """See that the backbone exists, and not after the first epoch."""
+        try:
+            PredictionCounter(runner.model, self.backbone)
+        except ValueError as error:
+            raise SetupError(f'GatedMACsHook: {error}') from None
 
     def before_val(self, runner: Runner) -> None:
         """Start counting."""

@@ -149,8 +149,12 @@ def set_threshold(model: nn.Module, threshold: float) -> None:
         raise ValueError(f'threshold={threshold} must be within (0, 1)')
     gates = find_gates(model)
     without = [name for name, gate in gates.items() if not hasattr(gate, 'threshold')]
-    if not gates or without:
-        what = f'{type(gates[without[0]]).__name__} {without[0]}' if gates else 'the model'
+    if not gates:
+        raise ValueError(
+            f'threshold={threshold} cannot be set: {type(model).__name__} has no gates'
+        )
+    if without:
+        what = f'{type(gates[without[0]]).__name__} {without[0]}'
         raise ValueError(f'threshold={threshold} cannot be set: {what} has no threshold')
     for gate in gates.values():
         gate.threshold = threshold  # type: ignore[assignment]

@@ -20,6 +20,8 @@ from .export_parts import Recorded
 
 INPUT = 'image'
 METADATA = 'metadata.json'
+OPSETS = (7, 20)
+"""First and last version of ONNX's operators that a tracing exporter of PyTorch knows."""
 AXES = {0: 'batch', 2: 'height', 3: 'width'}
 Run = Callable[[Tensor], Sequence[Tensor]]
 
@@ -69,6 +71,8 @@ class Onnx(Format):
     def __init__(self, opset: int = 17) -> None:
         super().__init__(opset)
         need('onnx', 'onnxruntime')
+        if not OPSETS[0] <= opset <= OPSETS[1]:
+            raise ValueError(f'--opset {opset} must be within {OPSETS[0]} and {OPSETS[1]}')
 
     def record(self, network: Recorded, example: Tensor, dynamic: Sequence[int]) -> bytes:
         axes = {dim: AXES[dim] for dim in dynamic}

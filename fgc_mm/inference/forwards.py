@@ -15,7 +15,6 @@ from .convolution import convolve
 from .folding import FoldedLayer
 from .stamp import checks
 
-
 # torch 2.1 and 2.2 have it under this name only; compilers know both.
 is_compiling = getattr(torch.compiler, 'is_compiling', None) or torch._utils.is_compiling
 

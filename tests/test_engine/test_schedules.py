@@ -36,6 +36,8 @@ def test_a_step():
         (dict(start=5, end=3, value=1), 'rho: start=5 and end=3 .* 0 <= start <= end'),
         (dict(start=-1, end=3, value=1), 'rho: start=-1'),
         (dict(start=0, end='3', value=1), "rho.end='3' must be a finite number"),
+        (dict(start=0, end=3, value=-1), 'rho.value=-1 must be 0 or more'),
+        (-0.5, 'rho=-0.5 must be 0 or more'),
         ('0.4', "rho='0.4' must be a finite number"),
         (True, 'rho=True'),
         (None, 'rho=None'),

@@ -60,7 +60,7 @@ def test_out_of_reach(batches):
 def test_nothing_to_turn(batches):
     with pytest.raises(ValueError, match='the calibration set is empty'):
         ThresholdDial(Task().eval(), [])
-    with pytest.raises(ValueError, match='the model has no threshold'):
+    with pytest.raises(ValueError, match='has no gates'):
         ThresholdDial(Task(gate=None).eval(), batches).find(0.5)
     model = Task(gate=None)
     model.backbone = GatedResNet(18, base_channels=8, gate=dict(type='FBSGate'))

@@ -167,7 +167,7 @@ def test_threshold_closes_what_is_less_probable():
     'model, threshold, message',
     [
         (GatedResNet(18, base_channels=8), 1.0, r'threshold=1.0 must be within \(0, 1\)'),
-        (GatedResNet(18, base_channels=8, gate=None), 0.4, 'the model has no threshold'),
+        (GatedResNet(18, base_channels=8, gate=None), 0.4, 'GatedResNet has no gates'),
         (
             GatedResNet(18, base_channels=8, gate=dict(type='FBSGate')),
             0.4,

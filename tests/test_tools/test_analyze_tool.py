@@ -155,7 +155,7 @@ def test_options_that_are_wrong(analyze, monkeypatch):
         ('cost', ['--max-images', '1'], '--max-images 1 must be 2 or more'),
         ('frequency', ['--layers', 'layer7'], "--layers: 'layer7' names no block; choose from"),
         ('neighbours', ['--query', '99'], '--query 99 must be 0 to 5'),
-        ('alignment', ['--names', 'a', 'b'], '--names a b must be 1 different names'),
+        ('alignment', ['--names', 'a', 'b'], '--names a b must be one name'),
         ('embedding', ['--frames', '--versus', 'x', 'y'], '--frames and --versus both fill'),
         ('embedding', ['--colour-by', 'cow'], '--colour-by cow: the classes are 0, 1, 2'),
         ('embedding', [], "pip install 'fgc-mm[analysis]'"),

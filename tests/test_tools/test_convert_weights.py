@@ -56,7 +56,7 @@ def test_dense_weights_become_a_classifier(tmp_path):
 def test_what_is_not_understood_is_an_error_without_a_traceback(tmp_path):
     torch.save(dict(weight=torch.zeros(2)), tmp_path / 'src.pth')
     result = run(tmp_path / 'src.pth', tmp_path / 'dst.pth')
-    assert result.returncode == 1
+    assert result.returncode == 2
     assert 'None of the known formats fits the 1 keys' in result.stderr
     assert 'Traceback' not in result.stderr
     assert not (tmp_path / 'dst.pth').exists()

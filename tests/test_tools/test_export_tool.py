@@ -136,7 +136,13 @@ def test_mistakes_are_one_message_and_leave_no_file(
         (gated, checkpoint, [], ['--count', 0], '--count 0 must be at least 1'),
         (gated, checkpoint, [], ['--image', 'none.png'], 'none.png is neither a picture nor'),
         (gated, checkpoint, [], ['--image', picture], 'broken.png (31 bytes) cannot be decoded'),
-        (gated, checkpoint, ['test_dataloader.dataset.indices=0'], [], 'the test set, test_data'),
+        (
+            gated,
+            checkpoint,
+            ['test_dataloader.dataset.indices=0'],
+            [],
+            '_dataloader.dataset has no items',
+        ),
     ]
     for config, weights, options, args, message in cases:
         more = ['--work-dir', tmp_path / 'w', *short_options(config, *options)]

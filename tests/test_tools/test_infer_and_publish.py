@@ -165,7 +165,7 @@ def test_what_cannot_be_published(content, options, message, run_tool, tmp_path)
 def test_publishing_into_a_folder_and_inferring_nothing(run_tool, tmp_path):
     torch.save(dict(state_dict=dict(a=torch.ones(1))), tmp_path / 'in.pth')
     code, _, err = run_tool('publish', tmp_path / 'in.pth', tmp_path)
-    assert code == 2 and 'is a folder: name the file to write' in err
+    assert code == 2 and 'is a folder; name a file in it' in err
     config = 'configs/demo/resnet18_digits.py'
     (tmp_path / 'empty').mkdir()
     code, _, err = run_tool('infer', config, tmp_path / 'in.pth', tmp_path / 'empty')

@@ -119,10 +119,10 @@ def test_mistakes_are_one_message_and_leave_no_file(
             [],
             'does not fit the config: ',
         ),
-        (gated, checkpoint, [none], [], 'the calibration set, val_dataloader, has no images'),
+        (gated, checkpoint, [none], [], 'val_dataloader.dataset has no items'),
         (gated, checkpoint, [], ['--tolerance', '1.5'], '--tolerance 1.5 must be within'),
         (gated, tmp_path / 'none.pth', [], [], 'none.pth does not exist'),
-        (gated, checkpoint, [], ['--out-dir', str(checkpoint)], 'is no folder that can be'),
+        (gated, checkpoint, [], ['--out-dir', str(checkpoint)], 'is a file; name a folder'),
     ]
     for config, weights, options, args, message in cases:
         more = short_options(config, *options)

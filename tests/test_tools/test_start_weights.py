@@ -95,7 +95,7 @@ def test_the_advice_for_a_classifier(from_dense):
 
 def test_files_and_addresses_pass(tmp_path):
     file = tmp_path / 'weights.pth'
-    file.touch()
+    torch.save({}, file)
     init_cfg = [dict(type='Kaiming'), dict(type='Pretrained', checkpoint=str(file))]
     model = dict(backbone=dict(init_cfg=init_cfg), head=dict(pretrained='open-mmlab://vgg16'))
     check_start_weights(Config(dict(model=model, load_from='https://example.org/a.pth')))
