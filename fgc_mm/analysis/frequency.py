@@ -61,19 +61,23 @@ def frequency_rows(table: GateTable, layers: Sequence[str]) -> list[dict[str, An
 
 
 def frequency_figure(table: GateTable, layer: str) -> Figure:
-    """Heat map of classes and channels, and of classes and classes; 40 classes at most."""
+    """Heat map of classes and channels, and of classes and classes; 40 classes at most.
+
+    Grey is where there is nothing to know: a class in no picture, or one without a
+    pattern of its own.
+    """
     chosen = table.common_classes()
     values = frequencies(table, layer)[chosen]
     overall = table.mask[layer].mean(axis=0)
     order = np.argsort(-overall, kind='stable')
     classes = [table.classes[c] for c in chosen]
     with style.style():
-        figure = style.new_figure(10, max(2.6, 0.22 * len(classes) + 1.4))
+        figure = style.new_figure(10, max(3.2, 0.22 * len(classes) + 1.4))
         left, right = figure.subplots(1, 2, width_ratios=[2.4, 1])
         image = left.imshow(
             values[:, order],
             aspect='auto',
-            cmap=style.SEQUENTIAL,
+            cmap=style.colour_map(style.SEQUENTIAL),
             vmin=0,
             vmax=1,
             interpolation='nearest',
@@ -83,15 +87,14 @@ def frequency_figure(table: GateTable, layer: str) -> Figure:
         left.set_yticks(range(len(classes)), classes)
         left.set_title(f'{short_name(layer, table.layers)}: {overall.mean():.0%} open')
         figure.colorbar(image, ax=left, label='execution frequency', pad=0.01)
-        image = right.imshow(
-            class_similarity(values, overall), cmap=style.DIVERGING, vmin=-1, vmax=1
-        )
+        similar = class_similarity(values, overall)
+        image = right.imshow(similar, cmap=style.colour_map(style.DIVERGING), vmin=-1, vmax=1)
         right.set_xticks(range(len(classes)), classes, rotation=90)
         right.set_yticks(range(len(classes)), classes)
-        right.set_xlabel('class')
+        right.set_xlabel('class (grey: no pattern)' if np.isnan(similar).any() else 'class')
         right.set_ylabel('class')
         right.set_title('similarity of patterns')
-        figure.colorbar(image, ax=right, label='cosine of deviations from the mean', pad=0.02)
+        figure.colorbar(image, ax=right, label='cosine of deviations\nfrom the mean', pad=0.02)
     return figure
 
 
@@ -110,7 +113,7 @@ def layers_figure(table: GateTable) -> Figure:
         image = axes.imshow(
             values,
             aspect='auto',
-            cmap=style.SEQUENTIAL,
+            cmap=style.colour_map(style.SEQUENTIAL),
             vmin=0,
             vmax=1,
             extent=(0, 100, len(layers) - 0.5, -0.5),

@@ -203,3 +203,13 @@ def read_figures(path: Path) -> list[dict[str, Any]]:
     except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f'{path} holds no figures of tools/test.py --out: {error!r}') from None
     return tests
+
+
+def read_settings(path: Path) -> list[str]:
+    """What tells the tests in a file apart, see :func:`read_figures`; '' for a single one."""
+    return [point_label(point) for point in json.loads(path.read_text()).get('points', [{}])]
+
+
+def point_label(point: Mapping[str, Any]) -> str:
+    """The setting of one test of several, such as ``budget=0.4, threshold=0.964``."""
+    return ', '.join(f'{key}={point[key]:.4g}' for key in ('budget', 'threshold') if key in point)

@@ -11,7 +11,7 @@ from typing import Any, Literal, Optional
 import matplotlib
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import to_hex
+from matplotlib.colors import Colormap, to_hex
 from matplotlib.figure import Figure
 
 RUNS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')
@@ -24,6 +24,10 @@ CLASSES = (
 MARKERS = 'osD^vP*X'
 SEQUENTIAL = 'cividis'
 DIVERGING = 'PuOr'
+UNKNOWN = '#808080'
+"""In heat maps, where there is no value; in no colour map."""
+OTHER = '#BBBBBB'
+"""Of pictures with no class, or with one that has no colour of its own."""
 
 _STYLE: dict[Any, Any] = {
     'font.size': 9,
@@ -66,7 +70,9 @@ def new_figure(
 
 
 def class_look(index: int) -> dict[str, Any]:
-    """Colour and marker of a class in a scatter plot."""
+    """Colour and marker of a class in a scatter plot; of -1 for none, -2 for all others."""
+    if index < 0:
+        return dict(color=OTHER, marker='X' if index == -1 else 'o')
     marker = MARKERS[index // len(CLASSES) % len(MARKERS)]
     return dict(color=CLASSES[index % len(CLASSES)], marker=marker)
 
@@ -79,6 +85,11 @@ def run_look(index: int) -> dict[str, Any]:
         marker=MARKERS[index % len(MARKERS)],
         linestyle=lines[index // len(RUNS) % len(lines)],
     )
+
+
+def colour_map(name: str) -> Colormap:
+    """A colour map in which missing values can be told from all others."""
+    return matplotlib.colormaps[name].with_extremes(bad=UNKNOWN)
 
 
 def colour_scale(name: str, steps: int = 16) -> list[str]:
