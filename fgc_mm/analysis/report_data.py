@@ -52,7 +52,6 @@ def payload(runs: Sequence[ReportRun], max_layers: int = 8, k: int = 10) -> dict
             runs=style.RUNS,
             classes=style.CLASSES,
             other=style.OTHER,
-            unknown=style.UNKNOWN,
             sequential=style.colour_scale(style.SEQUENTIAL),
             diverging=style.colour_scale(style.DIVERGING),
         ),

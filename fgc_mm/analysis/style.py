@@ -10,9 +10,11 @@ from typing import Any, Literal, Optional
 
 import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import Colormap, to_hex
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 
 RUNS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')
 """Colours of runs (Okabe and Ito), told apart with all kinds of colour vision."""
@@ -24,8 +26,6 @@ CLASSES = (
 MARKERS = 'osD^vP*X'
 SEQUENTIAL = 'cividis'
 DIVERGING = 'PuOr'
-UNKNOWN = '#808080'
-"""In heat maps, where there is no value; in no colour map."""
 OTHER = '#BBBBBB'
 """Of pictures with no class, or with one that has no colour of its own."""
 
@@ -87,9 +87,20 @@ def run_look(index: int) -> dict[str, Any]:
     )
 
 
-def colour_map(name: str) -> Colormap:
-    """A colour map in which missing values can be told from all others."""
-    return matplotlib.colormaps[name].with_extremes(bad=UNKNOWN)
+def heat_map(axes: Axes, values: np.ndarray, scale: str, low: float, **options: Any) -> AxesImage:
+    """Values up to 1 as colours; hatched where there is none, which no colour could say.
+
+    Args:
+        axes (Axes): Where to.
+        values (ndarray): A matrix, NaN where nothing is known.
+        scale (str): :data:`SEQUENTIAL` or :data:`DIVERGING`.
+        low (float): The least value.
+        options: Of ``imshow``.
+    """
+    axes.patch.set(hatch='/////', edgecolor='0.6', facecolor='white')
+    return axes.imshow(
+        values, cmap=scale, vmin=low, vmax=1, interpolation='nearest', aspect='auto', **options
+    )
 
 
 def colour_scale(name: str, steps: int = 16) -> list[str]:

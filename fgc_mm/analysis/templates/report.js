@@ -186,7 +186,7 @@ function histogram(values, options) {
 function scaleBar(scale, low, high, text, unknown) {
   const bar = el('i', { class: 'ramp' }), parts = [el('span', {}, `${text} ${low}`), bar, el('span', {}, `${high}`)];
   bar.style.background = `linear-gradient(to right, ${scale.join(', ')})`;
-  if (unknown) parts.push(legend([[unknown, data.colours.unknown]]));
+  if (unknown) parts.push(el('i', { class: 'unknown' }), el('span', {}, unknown));
   return el('div', { class: 'scale' }, ...parts);
 }
 
@@ -195,7 +195,8 @@ function heatmap(rows, names, { scale, low, high, below, across, about, height, 
   canvas.style.height = `${height}px`;
   const context = canvas.getContext('2d');
   rows.forEach((row, r) => row.forEach((value, c) => {
-    context.fillStyle = value === null ? data.colours.unknown : scale[Math.round((value - low) / (high - low) * (scale.length - 1))];
+    if (value === null) return; // hatched, as no colour could say it
+    context.fillStyle = scale[Math.round((value - low) / (high - low) * (scale.length - 1))];
     context.fillRect(c, r, 1, 1);
   }));
   hover(canvas, (event) => {
