@@ -155,7 +155,8 @@ def class_groups(table: GateTable) -> tuple[np.ndarray, dict[int, str]]:
     places = {c: place for place, c in enumerate(common)} | {-1: -1}
     groups = np.array([places.get(int(c), _OTHER) for c in table.main_class])
     names = {places[c]: table.class_name(c) for c in (*common, -1)} | {_OTHER: 'other'}
-    return groups, {int(group): names[int(group)] for group in np.unique(groups)}
+    found = sorted({int(group) for group in groups}, key=lambda group: (group < 0, group))
+    return groups, {group: names[group] for group in found}
 
 
 def _groups(table: GateTable, colour_by: Optional[str]) -> tuple[np.ndarray, dict[int, str]]:

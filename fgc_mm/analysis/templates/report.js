@@ -184,13 +184,13 @@ function histogram(values, options) {
 }
 
 function scaleBar(scale, low, high, text, unknown) {
-  const bar = el('i', { class: 'ramp' }), parts = [el('span', {}, `${text} ${low}`), bar, el('span', {}, `${high}`)];
+  const bar = el('i', { class: 'ramp' }), parts = [el('span', {}, text), el('span', {}, `${low}`, bar, `${high}`)];
   bar.style.background = `linear-gradient(to right, ${scale.join(', ')})`;
-  if (unknown) parts.push(el('i', { class: 'unknown' }), el('span', {}, unknown));
+  if (unknown) parts.push(el('span', {}, el('i', { class: 'unknown' }), unknown));
   return el('div', { class: 'scale' }, ...parts);
 }
 
-function heatmap(rows, names, { scale, low, high, below, across, about, height, text, unknown }) {
+function heatmap(rows, names, { width, scale, low, high, below, across, about, height, text, unknown }) {
   const canvas = el('canvas', { width: Math.max(1, rows[0].length), height: rows.length, role: 'img', 'aria-label': below });
   canvas.style.height = `${height}px`;
   const context = canvas.getContext('2d');
@@ -206,8 +206,10 @@ function heatmap(rows, names, { scale, low, high, below, across, about, height, 
     return rows[r] && c in rows[r] ? about(r, c, rows[r][c]) : null;
   });
   const list = (kind, words) => el('div', { class: kind }, ...words.map((word) => el('span', { title: word }, word)));
+  // As many names across as have room.
+  const every = Math.ceil(13 * names.length / (width - 70));
   const missing = rows.some((row) => row.includes(null)) && unknown;
-  return el('div', { class: 'heat' }, list('names', names), canvas, ...(across ? [list('across', across)] : []),
+  return el('div', { class: 'heat' }, list('names', names), canvas, ...(across ? [list('across', names.map((name, n) => (n % every ? '' : name)))] : []),
     el('span', { class: 'below' }, below), scaleBar(scale, low, high, text, missing));
 }
 
@@ -238,11 +240,11 @@ const sections = {
     const names = found.classes.map((c) => run.classes[c]), height = Math.max(90, 15 * names.length);
     const { sequential, diverging } = data.colours;
     return card(`${run.name}: ${number(100 * found.open)} % open`,
-      heatmap(found.values, names, { scale: sequential, low: 0, high: 1, height, below: 'channels, most often open first', text: 'execution frequency', unknown: 'no picture',
-        about: (r, c, value) => `${names[r]}, channel ${found.channels[c]}\nopen for ${value === null ? 'no picture there' : `${number(100 * value)} % (all: ${number(100 * found.overall[c])} %)`}` }),
+      plot((width) => heatmap(found.values, names, { width, scale: sequential, low: 0, high: 1, height, below: 'channels, most often open first', text: 'execution frequency', unknown: 'no picture',
+        about: (r, c, value) => `${names[r]}, channel ${found.channels[c]}\nopen for ${value === null ? 'no picture there' : `${number(100 * value)} % (all: ${number(100 * found.overall[c])} %)`}` })),
       el('h3', {}, 'similarity of patterns'),
-      heatmap(found.similarity, names, { scale: diverging, low: -1, high: 1, height, below: 'class by class', across: names, text: 'cosine', unknown: 'no pattern',
-        about: (r, c, value) => `${names[r]} and ${names[c]}: ${number(value)}` }));
+      plot((width) => heatmap(found.similarity, names, { width, scale: diverging, low: -1, high: 1, height, below: 'class by class', across: true, text: 'cosine', unknown: 'no pattern',
+        about: (r, c, value) => `${names[r]} and ${names[c]}: ${number(value)}` })));
   },
   neighbours: (run, n, layer) => {
     const found = run.neighbours && run.neighbours[layer];
