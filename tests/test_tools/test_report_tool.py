@@ -203,7 +203,7 @@ def check_columns(page):
     """Three runs side by side, or one under the other on a phone; nothing too small to read."""
     for width, beside in ((1200, True), (700, True), (360, False)):
         page.set_viewport_size(dict(width=width, height=740))
-        page.evaluate('0')  # a turn for the page to draw anew
+        page.evaluate('new Promise((done) => setTimeout(done, 100))')  # it draws anew
         cards = page.locator('#embedding .card').all()
         boxes = [card.bounding_box() for card in cards]
         assert len(boxes) == 3 and len({box['y' if beside else 'x'] for box in boxes}) == 1
