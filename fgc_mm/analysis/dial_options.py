@@ -141,13 +141,20 @@ def _check_metric(runner: Runner, name: str) -> None:
     from .results import ACCURACIES, task_metric
 
     evaluator = runner.test_loop.evaluator  # type: ignore[attr-defined]
-    batch = next(iter(runner.test_dataloader))
-    runner.model.eval()
-    with torch.no_grad():
-        outputs = runner.model.test_step(batch)  # type: ignore[operator]
-    evaluator.process(data_samples=outputs, data_batch=batch)
-    metrics = report.add_derived(evaluator.evaluate(len(outputs) * get_world_size()))
-    if name.startswith(('macs/', 'gates/')) or not set(ACCURACIES) & set(metrics):
+    if hasattr(evaluator, 'dataset_prefixes'):  # several datasets, of which a batch is no part
+        return
+    hook = _macs_hook(runner)
+    hook.before_test(runner)
+    try:
+        batch = next(iter(runner.test_dataloader))
+        runner.model.eval()
+        with torch.no_grad():
+            outputs = runner.model.test_step(batch)  # type: ignore[operator]
+        evaluator.process(data_samples=outputs, data_batch=batch)
+        metrics = report.add_derived(evaluator.evaluate(len(outputs) * get_world_size()))
+    finally:
+        hook.after_test(runner)
+    if not set(ACCURACIES) & set(metrics):
         return
     try:
         task_metric([metrics], name)
@@ -155,12 +162,16 @@ def _check_metric(runner: Runner, name: str) -> None:
         raise UsageError(f'--metric: {error}') from None
 
 
+def _macs_hook(runner: Runner) -> GatedMACsHook:
+    return next(hook for hook in runner.hooks if isinstance(hook, GatedMACsHook))
+
+
 def _thresholds(runner: Runner, args: argparse.Namespace) -> list[tuple[float, float]]:
     """Pairs of what was asked for and its threshold."""
     if args.budget is None:
         return [(threshold, threshold) for threshold in args.threshold]
     _set(runner, 0.5)  # says so if there are no gates
-    hook = next(hook for hook in runner.hooks if isinstance(hook, GatedMACsHook))
+    hook = _macs_hook(runner)
     try:
         batches = calibration_batches(runner, args.calibration, args.calibration_images or None)
         runner.model.eval()

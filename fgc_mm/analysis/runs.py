@@ -212,4 +212,6 @@ def read_settings(path: Path) -> list[str]:
 
 def point_label(point: Mapping[str, Any]) -> str:
     """The setting of one test of several, such as ``budget=0.4, threshold=0.964``."""
-    return ', '.join(f'{key}={point[key]:.4g}' for key in ('budget', 'threshold') if key in point)
+    if 'budget' in point:
+        return f'budget={point["budget"]:g}, threshold={point["threshold"]:.4g}'
+    return f'threshold={point["threshold"]:g}' if 'threshold' in point else ''
