@@ -26,12 +26,11 @@ from pathlib import Path
 from typing import Optional
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from mmengine.config import Config
 
 import fgc_mm  # noqa: F401  registers gates, backbones and hooks
-from fgc_mm.analysis import Run, add_run_arguments, execute_all, print_commands
+from fgc_mm.analysis import Run, add_run_arguments, execute_all, print_commands, style
 from fgc_mm.analysis.results import ACCURACIES, RATIO, task_metric
 from fgc_mm.analysis.sweep import Point, make_runs
 
@@ -210,13 +209,13 @@ def draw_history(axes: Axes, results: Sequence[Result]) -> None:
         if result.run.series == FIXED or not values:
             continue
         steps, goals, shares = zip(*values, strict=True)
-        color = f'C{targets.index(result.setting)}'
+        color = style.RUNS[targets.index(result.setting) % len(style.RUNS)]
         axes.plot(steps, shares, color=color, lw=1)
         axes.plot(steps, goals, color='black', ls=':', lw=1)
         axes.plot(steps[-1], result.share, color=color, marker='x')
     axes.set_xlabel('iteration')
     axes.set_ylabel('executed share: training (line),\ngoal (dots), test (x)')
-    axes.grid(alpha=0.3)
+    axes.grid(True)
 
 
 def draw_tradeoff(axes: Axes, results: Sequence[Result], metric: str) -> None:
@@ -224,13 +223,28 @@ def draw_tradeoff(axes: Axes, results: Sequence[Result], metric: str) -> None:
     for number, series in enumerate((BUDGET, FIXED)):
         own = [result for result in results if result.run.series == series]
         if own:
-            means = zip(*curve(results, series), strict=True)
-            axes.plot(*means, color=f'C{number}', label=series)
-            axes.scatter([r.share for r in own], [r.metric for r in own], s=10, color=f'C{number}')
+            look = style.run_look(number)
+            axes.plot(*zip(*curve(results, series), strict=True), label=series, **look)
+            axes.scatter(
+                [r.share for r in own], [r.metric for r in own], s=8, alpha=0.5, color=look['color']
+            )
     axes.set_xlabel("executed share of the backbone's MACs")
     axes.set_ylabel(metric)
-    axes.grid(alpha=0.3)
+    axes.grid(True)
     axes.legend()
+
+
+def draw(done: dict[str, tuple[str, list[Result]]]) -> Figure:
+    """A column for each task: the trainings above, where they led below."""
+    with style.style():
+        figure = style.new_figure(4.5 * len(done), 7)
+        axes = figure.subplots(2, len(done), squeeze=False)
+        for column, (name, (metric, results)) in enumerate(done.items()):
+            if results:
+                draw_history(axes[0][column], results)
+                draw_tradeoff(axes[1][column], results, metric)
+            axes[0][column].set_title(name)
+    return figure
 
 
 def main() -> None:
@@ -246,22 +260,15 @@ def main() -> None:
         print_commands(order)
         return
     failed = 0 if args.report else execute_all(order)
-    figure = Figure(figsize=(4.5 * len(runs), 7), layout='constrained')
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(2, len(runs), squeeze=False)
+    done = {name: results_of(own, args.metric) for name, own in runs.items()}
     lines = list(HEAD)
-    for column, (name, own) in enumerate(runs.items()):
-        metric, results = results_of(own, args.metric)
-        if results:
-            lines += table(name, metric, results)
-            draw_history(axes[0][column], results)
-            draw_tradeoff(axes[1][column], results, metric)
-        axes[0][column].set_title(name)
+    for name, (metric, results) in done.items():
+        lines += table(name, metric, results) if results else []
     text = '\n'.join(lines) + '\n'
     work_dir.mkdir(parents=True, exist_ok=True)
     (work_dir / 'budget.md').write_text(text)
-    figure.savefig(work_dir / 'budget.png', dpi=120)
-    print(f'\n{text}\nwritten: budget.md and budget.png in {work_dir}')
+    style.save(draw(done), work_dir / 'budget')
+    print(f'\n{text}\nwritten: budget.md, budget.png and budget.svg in {work_dir}')
     if failed:
         raise SystemExit(f'{failed} of {len(order)} runs failed')
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-# Told apart by people with any kind of colour vision (Okabe and Ito).
+from matplotlib.figure import Figure
+
+from fgc_mm.analysis import style
+
 COLOURS = {
     'static': '0.45',
-    'packed': '#E69F00',
-    'packed static': '#009E73',
-    'masked': '#D55E00',
-    'sparse': '#0072B2',
+    'packed static': style.RUNS[2],
+    'packed': style.RUNS[4],
+    'masked': style.RUNS[1],
+    'sparse': style.RUNS[0],
 }
 HEAD = (
     'network',
@@ -32,47 +35,48 @@ HEAD = (
 
 
 def draw(rows: list[dict], path: Path) -> None:
-    """Draw the figures of a run.
+    """Draw the figures of a run, as ``.png`` and as ``.svg``.
 
     Args:
         rows (list[dict]): As ``benchmarks/speed.py`` writes them; older files lack
             some kinds.
-        path (Path): The picture to write.
+        path (Path): The picture to write, with one of the two endings.
     """
-    import matplotlib
+    style.save(figure(rows), path.with_suffix(''))
 
-    matplotlib.use('agg')
-    import matplotlib.pyplot as plt
 
+def figure(rows: list[dict]) -> Figure:
+    """Time saved against MACs saved, a panel for each batch size.
+
+    Args:
+        rows (list[dict]): As ``benchmarks/speed.py`` writes them.
+    """
     batches = sorted({row['batch'] for row in rows})
-    figure, axes = plt.subplots(
-        1, len(batches), figsize=(5 * len(batches), 4.5), squeeze=False, sharey=True
-    )
-    markers = dict(zip(dict.fromkeys(row['network'] for row in rows), 'osD^vP*X', strict=False))
-    for axis, batch in zip(axes[0], batches, strict=True):
-        axis.plot([0, 1], [0, 1], color='0.8', zorder=0)
-        for kind, colour in COLOURS.items():
-            own = [row for row in rows if row['kind'] == kind and row['batch'] == batch]
-            for row in own:
-                saved = 1 - row['macs_ratio'], 1 - row['time_ratio']
-                axis.scatter(*saved, color=colour, marker=markers[row['network']], s=30)
-            if own:
+    networks = dict.fromkeys(row['network'] for row in rows)
+    markers = dict(zip(networks, style.MARKERS, strict=False))
+    # Gates cost time, too: what is slower than dense lies below zero.
+    lowest = min(-0.05, *(1 - row['time_ratio'] for row in rows))
+    with style.style():
+        drawn = style.new_figure(5 * len(batches), 4.5)
+        axes = drawn.subplots(1, len(batches), squeeze=False, sharey=True)[0]
+        for axis, batch in zip(axes, batches, strict=True):
+            axis.plot([0, 1], [0, 1], color='0.8', zorder=0)
+            axis.axhline(0, color='0.8', linewidth=0.8, zorder=0)
+            for kind, colour in COLOURS.items():
+                for row in rows:
+                    if (row['kind'], row['batch']) == (kind, batch):
+                        saved = 1 - row['macs_ratio'], 1 - row['time_ratio']
+                        axis.scatter(*saved, color=colour, marker=markers[row['network']], s=30)
                 axis.scatter([], [], color=colour, label=kind)
-        for network, marker in markers.items():
-            axis.scatter([], [], color='0.3', marker=marker, label=network)
-        axis.set_title(f'batch {batch}')
-        axis.set_xlabel('MACs saved')
-        axis.set_xlim(-0.02, 1)
-        axis.axhline(0, color='0.8', linewidth=0.8, zorder=0)
-    # Masked networks take longer than dense ones: all of them are to be seen.
-    lowest = min(1 - row['time_ratio'] for row in rows)
-    axes[0][0].set_ylim(min(-0.2, lowest - 0.05), 1)
-    axes[0][0].set_ylabel('time saved')
-    axes[0][0].legend(fontsize=8, loc='upper left')
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+            for network, marker in markers.items():
+                axis.scatter([], [], color='0.3', marker=marker, label=network)
+            axis.set_title(f'batch {batch}')
+            axis.set_xlabel('MACs saved, share of dense')
+            axis.set_xlim(-0.03, 1)
+            axis.set_ylim(lowest - 0.05, 1)
+        axes[0].set_ylabel('time saved, share of dense')
+        axes[0].legend(loc='upper left')
+    return drawn
 
 
 def table(rows: list[dict]) -> str:

@@ -2,14 +2,15 @@
 """Train and test a config with other settings of its hooks: the paper's ablations or your own.
 
 Every run has a folder below the work dir and is skipped once it has its figures.json, so the
-same command goes on where it was stopped. At the end: table.csv, table.md and sweep.png.
+same command goes on where it was stopped. At the end: table.csv and table.md, sweep.png and
+sweep.svg.
 """
 
 import argparse
 from pathlib import Path
 
 import fgc_mm  # noqa: F401  registers gates, backbones and hooks
-from fgc_mm.analysis import Run, add_run_arguments, execute_all, print_commands
+from fgc_mm.analysis import Run, add_run_arguments, execute_all, print_commands, style
 from fgc_mm.analysis.results import collect, sweep_figure, write_table
 from fgc_mm.analysis.sweep import ABLATIONS, grid, make_runs
 from fgc_mm.engine import launch
@@ -58,8 +59,8 @@ def main() -> None:
     except ValueError as error:
         raise launch.UsageError(str(error)) from error
     print(write_table(rows, metric, work_dir))
-    sweep_figure(rows, metric).savefig(work_dir / 'sweep.png', dpi=150)
-    print(f'written: table.csv, table.md and sweep.png in {work_dir}')
+    style.save(sweep_figure(rows, metric), work_dir / 'sweep')
+    print(f'written: table.csv, table.md, sweep.png and sweep.svg in {work_dir}')
     if failed:
         raise SystemExit(f'{failed} of {len(runs)} runs failed')
 

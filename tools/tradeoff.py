@@ -6,14 +6,22 @@
     python tools/tradeoff.py --collect mine=work_dirs/a/figures.json mine=work_dirs/b/figures.json
 
 Runs are made as tools/sweep.py makes them: what is done is not done again. At the end:
-table.csv, table.md and tradeoff.png.
+table.csv, table.md, tradeoff.png and tradeoff.svg.
 """
 
 import argparse
 from pathlib import Path
 
 import fgc_mm  # noqa: F401  registers gates, backbones and hooks
-from fgc_mm.analysis import Run, add_run_arguments, execute_all, print_commands, read_figures
+from fgc_mm.analysis import (
+    Run,
+    add_run_arguments,
+    execute_all,
+    print_commands,
+    read_figures,
+    read_settings,
+    style,
+)
 from fgc_mm.analysis.results import (
     ACCURACIES,
     RATIO,
@@ -90,9 +98,11 @@ def collected(args: argparse.Namespace) -> tuple[str, list[Row]]:
             raise launch.UsageError(
                 f'--collect {item}: write CURVE=FILE with a file that tools/test.py --out wrote'
             )
-        tests += [(curve, path, metrics) for metrics in read_figures(Path(path))]
+        figures = read_figures(Path(path))
+        labels = [', '.join(filter(None, [path, s])) for s in read_settings(Path(path))]
+        tests += [(curve, *test) for test in zip(labels, figures, strict=True)]
     name = task_metric([metrics for *_, metrics in tests], args.metric, ACCURACIES)
-    rows = [Row(f'{curve}, {path}', curve, [m[name]], [m[RATIO]]) for curve, path, m in tests]
+    rows = [Row(f'{curve}, {label}', curve, [m[name]], [m[RATIO]]) for curve, label, m in tests]
     return name, rows
 
 
@@ -116,8 +126,8 @@ def main() -> None:
         raise launch.UsageError(str(error)) from error
     work_dir.mkdir(parents=True, exist_ok=True)
     print(write_table(rows, metric, work_dir))
-    tradeoff_figure(rows, metric, title).savefig(work_dir / 'tradeoff.png', dpi=150)
-    print(f'written: table.csv, table.md and tradeoff.png in {work_dir}')
+    style.save(tradeoff_figure(rows, metric, title), work_dir / 'tradeoff')
+    print(f'written: table.csv, table.md, tradeoff.png and tradeoff.svg in {work_dir}')
     if failed:
         raise SystemExit(f'{failed} of {len(runs)} runs failed')
 

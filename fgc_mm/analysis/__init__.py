@@ -1,6 +1,6 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
 from .collect import GateCollectorHook, concatenate, openness
-from .runs import Run, add_run_arguments, execute_all, print_commands, read_figures
+from .runs import Run, add_run_arguments, execute_all, print_commands, read_figures, read_settings
 from .variants import set_fields
 
 __all__ = [
@@ -12,5 +12,6 @@ __all__ = [
     'openness',
     'print_commands',
     'read_figures',
+    'read_settings',
     'set_fields',
 ]

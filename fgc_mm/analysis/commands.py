@@ -19,7 +19,7 @@ from .embedding import analyze_embedding
 from .extra import MissingExtraError
 from .frequency import analyze_frequency
 from .gate_table import GateTable
-from .gather import gather
+from .gather import gather, local_file
 from .neighbours import analyze_neighbours
 from .thumbnails import Thumbnails
 from .training import analyze_training
@@ -71,7 +71,13 @@ def build_parser(description: Optional[str] = None) -> argparse.ArgumentParser:
     sub = commands.add_parser(
         'neighbours', parents=[common, layered, spaced], help='pictures with similar gates'
     )
-    sub.add_argument('--query', type=int, nargs='+', help='numbers of pictures')
+    sub.add_argument(
+        '--query',
+        nargs='+',
+        metavar='PICTURE',
+        help='pictures by number, the rows of the tables, or by file; one of each of five classes '
+        'by default',
+    )
     sub.set_defaults(run=_neighbours)
     sub = commands.add_parser(
         'alignment', parents=[common, spaced, beside], help='NMI and neighbour overlap, by layer'
@@ -157,7 +163,7 @@ def _embedding(args: argparse.Namespace, out_dir: Path) -> list[Path]:
     if args.versus:
         frames = _networks(args)
     else:
-        cfg, last = _read(args), Path(launch.existing(args.checkpoint))
+        cfg, last = _read(args), Path(local_file(args.checkpoint))
         checkpoints = saved_epochs(last) if args.frames else [last]
         frames = {path.stem.replace('_', ' '): _gates(args, cfg, str(path)) for path in checkpoints}
     layers = choose_layers(list(frames.values())[-1], args.layers)
@@ -188,8 +194,26 @@ def _neighbours(args: argparse.Namespace, out_dir: Path) -> list[Path]:
     cfg = _read(args)
     table = _gates(args, cfg, args.checkpoint)
     layers = choose_layers(table, args.layers)
+    queries = None if args.query is None else [find_picture(table, item) for item in args.query]
     pictures = Thumbnails(cfg, table)
-    return analyze_neighbours(table, layers[-1], pictures, out_dir, args.query, args.space)
+    return analyze_neighbours(table, layers, pictures, out_dir, queries, args.space)
+
+
+def find_picture(table: GateTable, wanted: str) -> int:
+    """The row of the picture that ``--query`` names, by its number or its file."""
+    if re.fullmatch(r'-?\d+', wanted):
+        return int(wanted)
+    found = [n for n, path in enumerate(table.paths) if path and Path(path).match(wanted)]
+    if len(found) != 1:
+        way = (
+            f'or by its file ({len(found)} have this one)'
+            if any(table.paths)
+            else 'no file is known'
+        )
+        raise UsageError(
+            f'--query {wanted}: name a picture by its number, 0 to {len(table) - 1}, {way}'
+        )
+    return found[0]
 
 
 def _alignment(args: argparse.Namespace, out_dir: Path) -> list[Path]:

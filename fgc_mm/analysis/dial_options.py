@@ -6,7 +6,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mmengine.dist import is_main_process
+import torch
+from mmengine.dist import get_world_size, is_main_process
 from mmengine.runner import Runner
 
 from ..engine import unwrap
@@ -19,6 +20,7 @@ from ..evaluation import (
     report,
 )
 from ..gates import set_threshold
+from .runs import point_label
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,6 +68,11 @@ def check_arguments(args: argparse.Namespace) -> None:
             )
     if args.calibration_images < 0:
         raise UsageError(f'--calibration-images {args.calibration_images} must be 0 or more')
+    if args.metric and not is_sweep(args):
+        raise UsageError(
+            f'--metric {args.metric} chooses what the plot of several settings shows; give several '
+            'to --threshold or --budget'
+        )
     if is_sweep(args) and args.out and Path(args.out).suffix != '.json':
         raise UsageError(f'--out {args.out}: the figures of several settings go to a .json file')
 
@@ -94,34 +101,69 @@ def set_dial(runner: Runner, args: argparse.Namespace) -> dict[str, float]:
 def run(runner: Runner, args: argparse.Namespace) -> None:
     """Test at every setting, print the table, and write it and the plot.
 
-    The files are ``dial.json``, ``dial.csv``, ``dial.md`` and ``dial.png`` in the
-    work dir, or named as ``--out``.
+    The files are ``dial.json``, ``dial.csv``, ``dial.md``, ``dial.png`` and ``dial.svg``
+    in the work dir, or named as ``--out``.
     """
+    from . import style
     from .results import ACCURACIES, RATIO, Row, task_metric, tradeoff_figure, write_table
 
     runner.load_or_resume()
+    if args.metric:
+        _check_metric(runner, args.metric)
     kind = 'threshold' if args.budget is None else 'budget'
     points, rows = [], []
     for setting, threshold in _thresholds(runner, args):
         _set(runner, threshold)
         metrics = report.add_derived(runner.test())
-        points.append({kind: setting, 'threshold': threshold, 'metrics': metrics})
+        point = {kind: setting, 'threshold': threshold, 'metrics': metrics}
+        points.append(point)
         try:
             name = task_metric([metrics], args.metric, ACCURACIES)
         except ValueError as error:
             raise UsageError(f'--metric: {error}') from None
-        label = f'{kind}={setting:g}'
-        if kind == 'budget':
-            label += f', threshold={threshold:.4g}'
-        rows.append(Row(label, '', [float(metrics[name])], [float(metrics[RATIO])]))
+        row = Row(point_label(point), '', [float(metrics[name])], [float(metrics[RATIO])])
+        rows.append(row)
     if not is_main_process():
         return
     target = Path(args.out) if args.out else Path(runner.work_dir) / 'dial.json'
     report.dump(target, dict(config=args.config, checkpoint=args.checkpoint, points=points))
     print('\n' + write_table(rows, name, target.parent, target.stem))
     figure = tradeoff_figure(rows, name, Path(args.checkpoint).name)
-    figure.savefig(target.with_suffix('.png'), dpi=150)
-    print(f'written: {target}, the table as .csv and .md, and the plot as .png')
+    style.save(figure, target.with_suffix(''))
+    print(f'written: {target}, the table as .csv and .md, and the plot as .png and .svg')
+
+
+def _check_metric(runner: Runner, name: str) -> None:
+    """Refuse a metric that the task does not have, after one batch and not after a whole test.
+
+    Where a batch does not tell, as one without any detection, the test will.
+    """
+    from .results import ACCURACIES, task_metric
+
+    evaluator = runner.test_loop.evaluator  # type: ignore[attr-defined]
+    if hasattr(evaluator, 'dataset_prefixes'):  # several datasets, of which a batch is no part
+        return
+    hook = _macs_hook(runner)
+    hook.before_test(runner)
+    try:
+        batch = next(iter(runner.test_dataloader))
+        runner.model.eval()
+        with torch.no_grad():
+            outputs = runner.model.test_step(batch)  # type: ignore[operator]
+        evaluator.process(data_samples=outputs, data_batch=batch)
+        metrics = report.add_derived(evaluator.evaluate(len(outputs) * get_world_size()))
+    finally:
+        hook.after_test(runner)
+    if not set(ACCURACIES) & set(metrics):
+        return
+    try:
+        task_metric([metrics], name)
+    except ValueError as error:
+        raise UsageError(f'--metric: {error}') from None
+
+
+def _macs_hook(runner: Runner) -> GatedMACsHook:
+    return next(hook for hook in runner.hooks if isinstance(hook, GatedMACsHook))
 
 
 def _thresholds(runner: Runner, args: argparse.Namespace) -> list[tuple[float, float]]:
@@ -129,7 +171,7 @@ def _thresholds(runner: Runner, args: argparse.Namespace) -> list[tuple[float, f
     if args.budget is None:
         return [(threshold, threshold) for threshold in args.threshold]
     _set(runner, 0.5)  # says so if there are no gates
-    hook = next(hook for hook in runner.hooks if isinstance(hook, GatedMACsHook))
+    hook = _macs_hook(runner)
     try:
         batches = calibration_batches(runner, args.calibration, args.calibration_images or None)
         runner.model.eval()

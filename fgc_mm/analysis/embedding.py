@@ -143,13 +143,25 @@ def embedding_figure(
     return figure
 
 
+def class_groups(table: GateTable) -> tuple[np.ndarray, dict[int, str]]:
+    """What pictures are coloured by: their main class, where it is among the most common.
+
+    Returns:
+        tuple: The group of each picture, and the names of the groups there are: a number
+        from 0 on for each class that has a colour, -1 for pictures without a class and
+        -2 for those of all other classes.
+    """
+    common = table.common_classes(_COLOURS)
+    places = {c: place for place, c in enumerate(common)} | {-1: -1}
+    groups = np.array([places.get(int(c), _OTHER) for c in table.main_class])
+    names = {places[c]: table.class_name(c) for c in (*common, -1)} | {_OTHER: 'other'}
+    found = sorted({int(group) for group in groups}, key=lambda group: (group < 0, group))
+    return groups, {group: names[group] for group in found}
+
+
 def _groups(table: GateTable, colour_by: Optional[str]) -> tuple[np.ndarray, dict[int, str]]:
     if colour_by is None:
-        common = table.common_classes(_COLOURS)
-        main = np.where(np.isin(table.main_class, [-1, *common]), table.main_class, _OTHER)
-        places = {c: place for place, c in enumerate(common)}
-        names = {places.get(int(c), int(c)): _class_name(table, int(c)) for c in np.unique(main)}
-        return np.array([places.get(int(c), int(c)) for c in main]), names
+        return class_groups(table)
     if colour_by not in table.classes:
         raise UsageError(f'--colour-by {colour_by}: the classes are {", ".join(table.classes)}')
     present = table.present[:, table.classes.index(colour_by)]
@@ -160,14 +172,10 @@ _COLOURS = 2 * len(style.CLASSES)  # more cannot be told apart
 _OTHER = -2
 
 
-def _class_name(table: GateTable, index: int) -> str:
-    return 'other' if index == _OTHER else table.class_name(index)
-
-
 def _scatter(axes: Any, places: np.ndarray, groups: np.ndarray, names: dict[int, str]) -> None:
     for group, name in names.items():
         own = groups == group
-        look = style.class_look(group if group >= 0 else len(style.CLASSES) - 1)
+        look = style.class_look(group)
         axes.scatter(*places[own].T, s=8, alpha=0.8, linewidths=0, label=name, **look)
     axes.set_xticks([])
     axes.set_yticks([])

@@ -61,37 +61,34 @@ def frequency_rows(table: GateTable, layers: Sequence[str]) -> list[dict[str, An
 
 
 def frequency_figure(table: GateTable, layer: str) -> Figure:
-    """Heat map of classes and channels, and of classes and classes; 40 classes at most."""
+    """Heat map of classes and channels, and of classes and classes; 40 classes at most.
+
+    Hatched is where there is nothing to know: a class in no picture, or one without a
+    pattern of its own.
+    """
     chosen = table.common_classes()
     values = frequencies(table, layer)[chosen]
     overall = table.mask[layer].mean(axis=0)
     order = np.argsort(-overall, kind='stable')
     classes = [table.classes[c] for c in chosen]
     with style.style():
-        figure = style.new_figure(10, max(2.6, 0.22 * len(classes) + 1.4))
+        figure = style.new_figure(10, max(3.2, 0.22 * len(classes) + 1.4))
         left, right = figure.subplots(1, 2, width_ratios=[2.4, 1])
-        image = left.imshow(
-            values[:, order],
-            aspect='auto',
-            cmap=style.SEQUENTIAL,
-            vmin=0,
-            vmax=1,
-            interpolation='nearest',
-        )
+        image = style.heat_map(left, values[:, order], style.SEQUENTIAL, 0)
         left.set_xlabel('channel, most often open first')
         left.set_ylabel(_class_axis(table))
         left.set_yticks(range(len(classes)), classes)
         left.set_title(f'{short_name(layer, table.layers)}: {overall.mean():.0%} open')
         figure.colorbar(image, ax=left, label='execution frequency', pad=0.01)
-        image = right.imshow(
-            class_similarity(values, overall), cmap=style.DIVERGING, vmin=-1, vmax=1
-        )
+        similar = class_similarity(values, overall)
+        image = style.heat_map(right, similar, style.DIVERGING, -1)
+        right.set_box_aspect(1)
         right.set_xticks(range(len(classes)), classes, rotation=90)
         right.set_yticks(range(len(classes)), classes)
-        right.set_xlabel('class')
+        right.set_xlabel('class (hatched: no pattern)' if np.isnan(similar).any() else 'class')
         right.set_ylabel('class')
         right.set_title('similarity of patterns')
-        figure.colorbar(image, ax=right, label='cosine of deviations from the mean', pad=0.02)
+        figure.colorbar(image, ax=right, label='cosine of deviations\nfrom the mean', pad=0.02)
     return figure
 
 
@@ -107,15 +104,8 @@ def layers_figure(table: GateTable) -> Figure:
     with style.style():
         figure = style.new_figure(7, max(2.4, 0.25 * len(layers) + 1.2))
         axes = figure.add_subplot()
-        image = axes.imshow(
-            values,
-            aspect='auto',
-            cmap=style.SEQUENTIAL,
-            vmin=0,
-            vmax=1,
-            extent=(0, 100, len(layers) - 0.5, -0.5),
-            interpolation='nearest',
-        )
+        place = (0, 100, len(layers) - 0.5, -0.5)
+        image = style.heat_map(axes, values, style.SEQUENTIAL, 0, extent=place)
         names = [f'{short_name(n, layers)} ({table.mask[n].shape[1]})' for n in layers]
         axes.set_yticks(range(len(layers)), names)
         axes.set_ylabel('layer (channels)')

@@ -63,12 +63,11 @@ def gather(
     Raises:
         UsageError: If there are no gates, no pictures or no annotations.
     """
-    if max_images is not None and max_images < 2:
-        raise UsageError(f'--max-images {max_images} must be 2 or more')
+    check_max_images(max_images)
     loader = cfg.get(f'{split}_dataloader')
     if loader is None:
         raise UsageError(f'the config has no {split}_dataloader to take pictures from')
-    launch.existing(checkpoint)
+    local_file(checkpoint)
     path = None
     if cache_dir is not None:
         path = cache_dir / f'gates_{_key(cfg, checkpoint, split, max_images)}.npz'
@@ -90,6 +89,22 @@ def gather(
         except OSError as error:  # a folder that is not ours: go on without
             print_log(f'no cache: {error}', logger='current', level=logging.WARNING)
     return table
+
+
+def check_max_images(max_images: Optional[int]) -> None:
+    """Refuse a number of pictures that nothing can be compared in."""
+    if max_images is not None and max_images < 2:
+        raise UsageError(f'--max-images {max_images} must be 2 or more')
+
+
+def local_file(checkpoint: str) -> str:
+    """A checkpoint that is a file here: tables and caches go beside it, by what it holds."""
+    if '://' in checkpoint:
+        raise UsageError(
+            f'checkpoint {checkpoint} is an address; download it and name the file, beside which '
+            'the figures and what they are drawn from are kept'
+        )
+    return launch.existing(checkpoint)
 
 
 def _check_finite(table: GateTable, checkpoint: str) -> None:

@@ -119,17 +119,17 @@ def gallery(rows: Sequence[dict], near: int = 5, far: int = 4) -> list[dict]:
 
 def analyze_neighbours(
     table: GateTable,
-    layer: str,
+    layers: Sequence[str],
     pictures: Thumbnails,
     out_dir: Path,
     queries: Optional[Sequence[int]] = None,
     space: str = 'logits',
 ) -> list[Path]:
-    """Write ``neighbours.csv`` with whole rankings, and the gallery.
+    """Write ``neighbours.csv`` with whole rankings, and a gallery for each layer.
 
     Args:
         table (GateTable): The gates.
-        layer (str): Name of the gate.
+        layers (Sequence[str]): Names of the gates.
         pictures (Thumbnails): The pictures.
         out_dir (Path): Where to.
         queries (Sequence[int], optional): Rows of the queries. Defaults to
@@ -140,10 +140,18 @@ def analyze_neighbours(
     for query in queries:
         if not 0 <= query < len(table):
             raise UsageError(f'--query {query} must be 0 to {len(table) - 1}, the pictures there')
-    rows = [row for query in queries for row in ranking(table, layer, query, space)]
-    written = [write_csv([{'layer': layer, **row} for row in rows], out_dir / 'neighbours.csv')]
-    figure = neighbours_figure(table, layer, queries, pictures, space=space)
-    return written + style.save(figure, out_dir / 'neighbours')
+    rows = [
+        {'layer': layer, **row}
+        for layer in layers
+        for query in queries
+        for row in ranking(table, layer, query, space)
+    ]
+    written = [write_csv(rows, out_dir / 'neighbours.csv')]
+    for layer in layers:
+        figure = neighbours_figure(table, layer, queries, pictures, space=space)
+        stem = f'neighbours_{short_name(layer, table.layers)}'
+        written += style.save(figure, out_dir / stem)
+    return written
 
 
 def _name(table: GateTable, index: int) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Optional
 from ..datasets import BrokenPictureError
 from ..engine.launch import UsageError
 from .extra import need
-from .gather import gather
+from .gather import check_max_images, gather
 from .report_data import payload
 from .report_runs import ReportRun, read_run
 
@@ -53,8 +53,9 @@ def write_report(
         list[ReportRun]: The runs; ``note`` says why gates could not be shown.
 
     Raises:
-        UsageError: If a folder holds no run.
+        UsageError: If a folder holds no run, or ``max_images`` is less than 2.
     """
+    check_max_images(max_images)
     jinja2 = need('jinja2', 'a report')
     runs = [read_run(folder, name) for name, folder in work_dirs.items()]
     for run in runs:
@@ -179,7 +180,7 @@ def gate_rows(runs: Sequence[ReportRun]) -> list[dict[str, Any]]:
 
 def differences(runs: Sequence[ReportRun]) -> list[dict[str, Any]]:
     """The settings in which the runs' configs differ; none for one run."""
-    flat = [_flatten(run.cfg.to_dict()) for run in runs]
+    flat = [flatten(run.cfg.to_dict()) for run in runs]
     keys = list(dict.fromkeys(key for own in flat for key in own))
     rows = []
     for key in keys:
@@ -189,17 +190,39 @@ def differences(runs: Sequence[ReportRun]) -> list[dict[str, Any]]:
     return rows
 
 
-def _flatten(node: Any, prefix: str = '') -> dict[str, str]:
+def flatten(node: Any, prefix: str = '') -> dict[str, str]:
+    """Dotted keys -> values of a config.
+
+    Hooks and steps of a pipeline go by their type, so that one more of them moves
+    no other; which there are, and in which order, is a value of its own.
+
+    Args:
+        node (Any): The config, or a part of it.
+        prefix (str): Key of the part. Defaults to ''.
+    """
+    flat: dict[str, str] = {}
     if isinstance(node, dict) and node:
         pairs = [(str(key), value) for key, value in node.items()]
     elif isinstance(node, (list, tuple)) and any(isinstance(item, (dict, list)) for item in node):
-        pairs = [(str(number), value) for number, value in enumerate(node)]
+        names = [_type(item) for item in node]
+        if all(names):
+            flat[prefix] = ', '.join(names)
+            seen = [names[:place].count(name) for place, name in enumerate(names)]
+            keys = [f'{n} {s + 1}' if s else n for n, s in zip(names, seen, strict=True)]
+        else:
+            keys = [str(number) for number in range(len(node))]
+        pairs = list(zip(keys, node, strict=True))
     else:
         return {prefix: repr(node)}
-    flat: dict[str, str] = {}
     for key, value in pairs:
-        flat |= _flatten(value, f'{prefix}.{key}' if prefix else key)
+        flat |= flatten(value, f'{prefix}.{key}' if prefix else key)
     return flat
+
+
+def _type(item: Any) -> str:
+    """Name of what a dict of a config builds, '' of anything else."""
+    kind = item.get('type', '') if isinstance(item, dict) else ''
+    return str(getattr(kind, '__name__', kind)).rpartition('.')[2]
 
 
 def readable(value: Any) -> str:

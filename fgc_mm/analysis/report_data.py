@@ -11,14 +11,14 @@ import numpy as np
 from . import style
 from .alignment import PANELS, alignment_rows
 from .cost import cost_rows, objects_name, rank_correlation
-from .embedding import embed_table
+from .embedding import class_groups, embed_table
 from .frequency import class_similarity, frequencies
 from .gate_table import GateTable, short_name
 from .neighbours import default_queries, gallery, ranking
 from .progress import progress
 from .report_runs import ReportRun
 from .thumbnails import Thumbnails, spread_out
-from .training import Curve, curve_label, panels
+from .training import UNITS, Curve, curve_label, is_detail, panels
 
 _POINTS = 250  # of a training curve
 
@@ -46,10 +46,12 @@ def payload(runs: Sequence[ReportRun], max_layers: int = 8, k: int = 10) -> dict
         runs=own,
         layers=layers,
         thumbs=list(thumbs.values()),
+        units=UNITS,
         alignment=dict(rows=aligned, panels=PANELS, k=k),
         colours=dict(
             runs=style.RUNS,
             classes=style.CLASSES,
+            other=style.OTHER,
             sequential=style.colour_scale(style.SEQUENTIAL),
             diverging=style.colour_scale(style.DIVERGING),
         ),
@@ -65,6 +67,7 @@ def _run(run: ReportRun, max_layers: int, thumbs: dict[str, str]) -> dict[str, A
         return data
     chosen = spread_out(range(len(table.layers)), max_layers)
     layers = {short_name(table.layers[n], table.layers): table.layers[n] for n in chosen}
+    groups, names = class_groups(table)
     pictures = Thumbnails(run.cfg, table, size=64)
     keys = [_key(table, number) for number in range(len(table))]
     for number, key in enumerate(keys):
@@ -78,7 +81,8 @@ def _run(run: ReportRun, max_layers: int, thumbs: dict[str, str]) -> dict[str, A
         pictures=keys,
         of=table.info['pictures'],
         classes=table.classes,
-        main=[int(c) for c in table.main_class],
+        groups=groups.tolist(),
+        group_names=list(names.items()),
         present=[[int(c) for c in np.flatnonzero(row)] for row in table.present],
         cost=_cost(table),
         embedding=_embeddings(table, layers),
@@ -153,7 +157,12 @@ def _training(run: ReportRun) -> dict[str, Any]:
     found = {}
     for title, names in panels({run.name: run.curves}).items():
         found[title] = [
-            dict(name=curve_label(name, names), points=_thin(run.curves[name])) for name in names
+            dict(
+                name=curve_label(name, names),
+                points=_thin(run.curves[name]),
+                detail=is_detail(name),
+            )
+            for name in names
         ]
     return found
 

@@ -93,7 +93,7 @@ def find_config(folder: Path) -> Path:
     Raises:
         UsageError: If there is none.
     """
-    found = sorted(folder.glob('*.py'), key=lambda path: path.stat().st_mtime)
+    found = _own(sorted(folder.glob('*.py'), key=lambda path: path.stat().st_mtime))
     found = found or sorted(folder.glob('*/vis_data/config.py'))
     if not found:
         what = 'is empty' if not any(folder.iterdir()) else 'holds no config (*.py)'
@@ -112,7 +112,12 @@ def find_checkpoint(folder: Path) -> Optional[Path]:
         if path.is_file():
             return path
     found = [path for path in folder.glob('*.pth') if not path.name.endswith('.banks.pth')]
-    return max(found, key=lambda path: path.stat().st_mtime, default=None)
+    return max(_own(found), key=lambda path: path.stat().st_mtime, default=None)
+
+
+def _own(paths: list[Path]) -> list[Path]:
+    """Without what ``tools/slim.py`` left there, unless that is all."""
+    return [path for path in paths if not path.stem.endswith('_slim')] or paths
 
 
 def _take_figures(run: ReportRun, path: Path) -> bool:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from . import style
 from .runs import Run
 
 RATIO = 'macs/pruning_ratio'
@@ -135,37 +135,39 @@ def sweep_figure(rows: Sequence[Row], metric: str) -> Figure:
         rows (Sequence[Row]): The rows; those without runs leave a gap.
         metric (str): Name of the metric.
     """
-    figure = Figure(figsize=(max(5.0, 0.7 * len(rows) + 2), 6), layout='constrained')
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(2, sharex=True)
-    parts = ((axes[0], 'metric', metric), (axes[1], 'ratio', 'backbone MACs saved, %'))
     # One place on the axis for the same setting of several series.
     names = [row.label.removesuffix(f', {row.series}') for row in rows]
     places = {name: place for place, name in enumerate(dict.fromkeys(names))}
-    for axis, attribute, title in parts:
-        for series in dict.fromkeys(row.series for row in rows):
-            own = [
-                (places[name], getattr(row, attribute))
-                for name, row in zip(names, rows, strict=True)
-                if row.series == series and row.metric
-            ]
-            if not own:
-                continue
-            bars = axis.errorbar(
-                [place for place, _ in own],
-                [statistics.fmean(values) for _, values in own],
-                yerr=[spread(values) or 0.0 for _, values in own],
-                marker='o',
-                capsize=3,
-                label=series or None,
-            )
-            dots = [(place, value) for place, values in own for value in values]
-            axis.scatter(*zip(*dots, strict=True), s=8, alpha=0.5, color=bars[0].get_color())
-        axis.set_ylabel(title)
-        axis.grid(alpha=0.3)
-    if any(row.series for row in rows):
-        axes[0].legend()
-    axes[1].set_xticks(list(places.values()), list(places), rotation=45, ha='right')
+    with style.style():
+        figure = style.new_figure(max(5.0, 0.7 * len(rows) + 2), 6)
+        axes = figure.subplots(2, sharex=True)
+        parts = ((axes[0], 'metric', metric), (axes[1], 'ratio', 'backbone MACs saved, %'))
+        for axis, attribute, title in parts:
+            for number, series in enumerate(dict.fromkeys(row.series for row in rows)):
+                own = [
+                    (places[name], getattr(row, attribute))
+                    for name, row in zip(names, rows, strict=True)
+                    if row.series == series and row.metric
+                ]
+                if not own:
+                    continue
+                look = style.run_look(number)
+                axis.errorbar(
+                    [place for place, _ in own],
+                    [statistics.fmean(values) for _, values in own],
+                    yerr=[spread(values) or 0.0 for _, values in own],
+                    capsize=3,
+                    label=series or None,
+                    **look,
+                )
+                dots = [(place, value) for place, values in own for value in values]
+                axis.scatter(*zip(*dots, strict=True), s=8, alpha=0.5, color=look['color'])
+            axis.set_ylabel(title)
+            axis.grid(True)
+        if any(row.series for row in rows):
+            axes[0].legend()
+        axes[1].set_xticks(list(places.values()), list(places), rotation=45, ha='right')
+        axes[1].set_xlabel('setting')
     return figure
 
 
@@ -177,24 +179,24 @@ def tradeoff_figure(rows: Sequence[Row], metric: str, title: str = '') -> Figure
         metric (str): Name of the metric.
         title (str): Over the figure. Defaults to ''.
     """
-    figure = Figure(figsize=(6, 4), layout='constrained')
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
     rows = [row for row in rows if row.metric]
-    for number, series in enumerate(dict.fromkeys(row.series for row in rows)):
-        own = [row for row in rows if row.series == series]
-        means = [(100 - statistics.fmean(r.ratio), statistics.fmean(r.metric)) for r in own]
-        dots = [(100 - x, y) for r in own for x, y in zip(r.ratio, r.metric, strict=True)]
-        color = f'C{number}'
-        axes.plot(*zip(*sorted(means), strict=True), marker='o', color=color, label=series or None)
-        across, up = zip(*dots, strict=True)
-        axes.scatter(across, up, s=8, alpha=0.5, color=color)
-    axes.set_xlabel("executed MACs of the backbone, % of the dense one's")
-    axes.set_ylabel(metric)
-    axes.set_title(title)
-    axes.grid(alpha=0.3)
-    if any(row.series for row in rows):
-        axes.legend()
+    with style.style():
+        figure = style.new_figure(6, 4)
+        axes = figure.add_subplot()
+        for number, series in enumerate(dict.fromkeys(row.series for row in rows)):
+            own = [row for row in rows if row.series == series]
+            means = [(100 - statistics.fmean(r.ratio), statistics.fmean(r.metric)) for r in own]
+            dots = [(100 - x, y) for r in own for x, y in zip(r.ratio, r.metric, strict=True)]
+            look = style.run_look(number)
+            axes.plot(*zip(*sorted(means), strict=True), label=series or None, **look)
+            across, up = zip(*dots, strict=True)
+            axes.scatter(across, up, s=8, alpha=0.5, color=look['color'])
+        axes.set_xlabel("executed MACs of the backbone, % of the dense one's")
+        axes.set_ylabel(metric)
+        axes.set_title(title)
+        axes.grid(True)
+        if any(row.series for row in rows):
+            axes.legend()
     return figure
 
 

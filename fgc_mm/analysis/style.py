@@ -10,9 +10,11 @@ from typing import Any, Literal, Optional
 
 import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 
 RUNS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')
 """Colours of runs (Okabe and Ito), told apart with all kinds of colour vision."""
@@ -24,6 +26,8 @@ CLASSES = (
 MARKERS = 'osD^vP*X'
 SEQUENTIAL = 'cividis'
 DIVERGING = 'PuOr'
+OTHER = '#BBBBBB'
+"""Of pictures with no class, or with one that has no colour of its own."""
 
 _STYLE: dict[Any, Any] = {
     'font.size': 9,
@@ -66,7 +70,9 @@ def new_figure(
 
 
 def class_look(index: int) -> dict[str, Any]:
-    """Colour and marker of a class in a scatter plot."""
+    """Colour and marker of a class in a scatter plot; of -1 for none, -2 for all others."""
+    if index < 0:
+        return dict(color=OTHER, marker='X' if index == -1 else 'o')
     marker = MARKERS[index // len(CLASSES) % len(MARKERS)]
     return dict(color=CLASSES[index % len(CLASSES)], marker=marker)
 
@@ -78,6 +84,22 @@ def run_look(index: int) -> dict[str, Any]:
         color=RUNS[index % len(RUNS)],
         marker=MARKERS[index % len(MARKERS)],
         linestyle=lines[index // len(RUNS) % len(lines)],
+    )
+
+
+def heat_map(axes: Axes, values: np.ndarray, scale: str, low: float, **options: Any) -> AxesImage:
+    """Values up to 1 as colours; hatched where there is none, which no colour could say.
+
+    Args:
+        axes (Axes): Where to.
+        values (ndarray): A matrix, NaN where nothing is known.
+        scale (str): :data:`SEQUENTIAL` or :data:`DIVERGING`.
+        low (float): The least value.
+        options: Of ``imshow``.
+    """
+    axes.patch.set(hatch='/////', edgecolor='0.6', facecolor='white')
+    return axes.imshow(
+        values, cmap=scale, vmin=low, vmax=1, interpolation='nearest', aspect='auto', **options
     )
 
 

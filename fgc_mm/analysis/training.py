@@ -94,7 +94,8 @@ def panels(curves: Mapping[str, Curves]) -> dict[str, list[str]]:
         'openness of the gates': [n for n in names if n.startswith('gate/openness')],
         'neighbour overlap': [n for n in names if n.startswith('fgc/overlap')],
         'neighbour turnover': [n for n in names if n.startswith('fgc/turnover')],
-        'budget': [n for n in names if n.startswith('budget/')],
+        'budget': [n for n in names if n.startswith('budget/') and n not in _WEIGHTS],
+        'weight of the budget': [n for n in names if n in _WEIGHTS],
     }
     return {title: own for title, own in found.items() if own}
 
@@ -133,7 +134,7 @@ def training_figure(curves: Mapping[str, Curves]) -> Figure:
     parts = panels(curves)
     several = len(curves) > 1
     if several:
-        parts = {t: [n for n in own if not _is_detail(n)] for t, own in parts.items()}
+        parts = {t: [n for n in own if not is_detail(n)] for t, own in parts.items()}
         parts = {title: own for title, own in parts.items() if own}
     with style.style():
         figure = style.new_figure(8.5, 2.6 * len(parts) + 0.4)
@@ -144,12 +145,14 @@ def training_figure(curves: Mapping[str, Curves]) -> Figure:
                     if name not in own:
                         continue
                     look = _look(number, index, several, name)
+                    if len(own[name]) == 1:  # a line would have no length
+                        look.update(marker='o', markersize=4)
                     label = curve_label(name, names)
                     if several:
                         label = run if len(names) == 1 else f'{run}: {label}'
                     x, y = zip(*own[name], strict=True)
                     place.plot(x, y, label=label, **look)
-            place.set_ylabel(_UNITS.get(title, title))
+            place.set_ylabel(UNITS[title])
             place.set_title(title)
             place.grid(True)
             if title == 'losses':
@@ -159,22 +162,27 @@ def training_figure(curves: Mapping[str, Curves]) -> Figure:
     return figure
 
 
-_UNITS = {
+UNITS = {
     'losses': 'loss',
     'openness of the gates': 'share of open channels',
     'neighbour overlap': 'share of shared neighbours',
     'neighbour turnover': 'share of changed neighbours',
-    'budget': 'see docs/budget.md',
+    'budget': 'share of MACs executed',
+    'weight of the budget': 'weight of loss_budget',
 }
+"""Panel -> what its vertical axis shows."""
+_WEIGHTS = ('budget/weight',)  # not a share, and up to 4
 
 
-def _is_detail(name: str) -> bool:
+def is_detail(name: str) -> bool:
+    """Whether a curve is left out where runs are compared: it is a part of another."""
     if name.startswith(('gate/', 'fgc/')):
         return name.count('/') > 1
     return name.rpartition('.')[2].startswith('loss') and name not in (
         'loss',
         'loss_l0',
         'loss_fgc',
+        'loss_budget',
     )
 
 

@@ -54,3 +54,12 @@ def assert_labelled(figure, plots):
         assert axes.get_xlabel() or axes.get_shared_x_axes().get_siblings(axes)[1:]
         assert axes.get_ylabel()
     assert any(axes.get_xlabel() for axes in shown)
+    assert_inside(figure)
+
+
+def assert_inside(figure):
+    """Nothing that is drawn, labels above all, is cut off at the edge of the figure."""
+    figure.canvas.draw()
+    box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
+    assert min(box.x0, box.y0) > -0.02, f'{box} of {width} x {height} inches'
+    assert box.x1 < width + 0.02 and box.y1 < height + 0.02, f'{box} of {width} x {height} inches'

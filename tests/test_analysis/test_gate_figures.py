@@ -6,13 +6,14 @@ import sys
 
 import numpy as np
 import pytest
-from gate_tables import LAYERS, Pictures, assert_labelled, make_table
+from gate_tables import LAYERS, Pictures, assert_inside, assert_labelled, make_table
 from mmengine.config import Config
 from sklearn.cluster import KMeans
 from sklearn.metrics import normalized_mutual_info_score
 from sklearn.neighbors import NearestNeighbors
 
-from fgc_mm.analysis import alignment, cost, embedding, frequency, neighbours
+from fgc_mm.analysis import alignment, cost, embedding, frequency, neighbours, style
+from fgc_mm.analysis.commands import find_picture
 from fgc_mm.analysis.gate_table import GateTable, short_name
 from fgc_mm.analysis.gather import _check_finite
 from fgc_mm.analysis.tables import read_csv
@@ -98,6 +99,29 @@ def test_frequencies_by_counting(task, tmp_path):
     assert_labelled(frequency.layers_figure(table), 1)
 
 
+def test_what_is_not_known_has_no_colour():
+    table = make_table()
+    table.amount[:, 1] = 0  # a class in no picture
+    figure = frequency.frequency_figure(table, LAYERS[1])
+    for axes in figure.axes[:2]:
+        (image,) = axes.images
+        unknown = np.isnan(np.ma.filled(image.get_array(), np.nan))
+        shown = image.to_rgba(image.get_array())[..., 3] > 0
+        assert (shown == ~unknown).all() and unknown.any() and axes.patch.get_hatch()
+    assert figure.axes[1].get_xlabel() == 'class (hatched: no pattern)'
+
+
+def test_a_query_by_number_and_by_file():
+    table = make_table(6)
+    assert find_picture(table, '4') == 4
+    with pytest.raises(UsageError, match=r'--query a.jpg: name a picture by its number, 0 to 5'):
+        find_picture(table, 'a.jpg')
+    table.paths = [f'data/{name}/a.jpg' for name in 'xyzuvw']
+    assert find_picture(table, 'z/a.jpg') == 2 and find_picture(table, 'data/w/a.jpg') == 5
+    with pytest.raises(UsageError, match=r'or by its file \(6 have this one\)'):
+        find_picture(table, 'a.jpg')
+
+
 @pytest.mark.parametrize('space', ['logits', 'mask'])
 def test_neighbours_against_scikit_learn(space, tmp_path):
     table = make_table()
@@ -110,9 +134,14 @@ def test_neighbours_against_scikit_learn(space, tmp_path):
     assert all(row['picture'] != 5 for row in found)
     expected = 1 - distance[0][1:]
     np.testing.assert_allclose([row['similarity'] for row in found], expected, atol=1e-6)
-    neighbours.analyze_neighbours(table, layer, Pictures(), tmp_path, [5, 0], space)
+    neighbours.analyze_neighbours(table, LAYERS[1:], Pictures(), tmp_path, [5, 0], space)
     rows = read_csv(tmp_path / 'neighbours.csv')
-    assert len(rows) == 2 * (len(table) - 1) and (tmp_path / 'neighbours.png').stat().st_size > 999
+    assert [row['layer'] for row in rows[:: len(table) - 1]] == [*LAYERS[1:2] * 2, layer, layer]
+    assert len(rows) == 2 * 2 * (len(table) - 1)
+    for name in ('layer1.1', 'layer2.0'):  # each has its gallery
+        assert (tmp_path / f'neighbours_{name}.png').stat().st_size > 999
+        assert (tmp_path / f'neighbours_{name}.svg').is_file()
+    assert_inside(neighbours.neighbours_figure(table, layer, [5, 0], Pictures(), space=space))
 
 
 def test_a_gallery_goes_from_the_nearest_to_the_last():
@@ -124,7 +153,7 @@ def test_a_gallery_goes_from_the_nearest_to_the_last():
 
 def test_a_query_that_is_not_there(tmp_path):
     with pytest.raises(UsageError, match='--query 40 must be 0 to 39'):
-        neighbours.analyze_neighbours(make_table(), LAYERS[0], Pictures(), tmp_path, [40])
+        neighbours.analyze_neighbours(make_table(), LAYERS[:1], Pictures(), tmp_path, [40])
 
 
 def test_alignment_against_scikit_learn(tmp_path):
@@ -191,6 +220,21 @@ def test_embeddings_are_the_same_again_and_keep_neighbours(tmp_path):
     figure = embedding.embedding_figure(table, layer, frames, colour_by='dog')
     words = [text.get_text() for text in figure.legends[0].get_texts()]
     assert words == ['not in the picture', 'in the picture']
+
+
+def test_classes_beyond_the_colours_are_others():
+    table = make_table(66, 'classification')
+    table.classes = [str(c) for c in range(23)]
+    labels = np.minimum(np.arange(66) % 25, 22)  # class 22 more often than all
+    table.amount = np.eye(23, dtype=np.float32)[labels]
+    table.amount[0] = 0
+    groups, names = embedding.class_groups(table)
+    assert len(names) == 22 and names[-2] == 'other' and names[-1] == 'none'
+    assert groups[0] == -1 and names[groups[22]] == '22'
+    for picture, c in enumerate(labels):
+        assert names[groups[picture]] in (('other', str(c)) if picture else ('none',))
+    looks = [tuple(style.class_look(group).values()) for group in names]
+    assert len(set(looks)) == len(looks)
 
 
 def test_embedding_says_what_is_wrong(tmp_path, monkeypatch):

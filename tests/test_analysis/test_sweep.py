@@ -6,10 +6,11 @@ import json
 import re
 
 import pytest
+from gate_tables import assert_labelled
 from mmengine.config import Config
 
 import fgc_mm  # noqa: F401
-from fgc_mm.analysis import set_fields
+from fgc_mm.analysis import set_fields, style
 from fgc_mm.analysis.results import collect, sweep_figure, task_metric, tradeoff_figure, write_table
 from fgc_mm.analysis.sweep import ABLATIONS, Point, curves, grid, make_runs
 
@@ -191,13 +192,20 @@ def test_figure(done, tmp_path):
     assert means == [[8.5, 10.5], [12.5, 14]]
     saved = [container.lines[0].get_ydata().tolist() for container in lower.containers]
     assert saved == [[50.5, 52.5], [54.5, 56]]
-    figure.savefig(tmp_path / 'sweep.png')
-    assert (tmp_path / 'sweep.png').stat().st_size > 5000
+    assert [container.lines[0].get_color() for container in upper.containers] == [*style.RUNS[:2]]
+    assert_labelled(figure, 2)
+    paths = style.save(figure, tmp_path / 'sweep')
+    assert [path.name for path in paths] == ['sweep.png', 'sweep.svg']
+    assert all(path.stat().st_size > 5000 for path in paths)
 
 
 def test_figure_of_a_tradeoff(done, tmp_path):
     metric, rows = collect(done)
-    (axes,) = tradeoff_figure(rows, metric).axes
+    figure = tradeoff_figure(rows, metric)
+    (axes,) = figure.axes
+    assert_labelled(figure, 1)
+    looks = [(line.get_color(), line.get_marker()) for line in axes.lines]
+    assert looks == list(zip(style.RUNS, style.MARKERS, strict=False))[:2]
     assert [text.get_text() for text in axes.get_legend().get_texts()] == [
         'with FGC',
         'without FGC',

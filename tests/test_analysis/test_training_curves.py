@@ -67,3 +67,22 @@ def test_folders_without_a_training(tmp_path):
         training.read_curves(tmp_path / 'missing')
     with pytest.raises(UsageError, match='holds no log of a training'):
         training.read_curves(tmp_path)
+
+
+def test_shares_and_the_weight_of_a_budget_are_not_one_scale(tmp_path):
+    keys = ('goal', 'share', 'expected', 'weight')
+    rows = [step(n, loss=1.0, **{f'budget/{key}': n / 20 for key in keys}) for n in (10, 20)]
+    write_log(tmp_path, '20260101_000000', rows)
+    curves = training.read_curves(tmp_path)
+    once = {'loss': curves['loss'], 'budget/share': [(10, 0.5)]}
+    figure = training.training_figure({'a': curves, 'b': once})
+    assert_labelled(figure, 3)
+    _, shares, weight = figure.axes
+    assert shares.get_ylabel() == 'share of MACs executed'
+    words = [text.get_text() for text in shares.get_legend().get_texts()]
+    assert words == ['a: goal', 'a: share', 'a: expected', 'b: share']
+    assert weight.get_ylabel() == 'weight of loss_budget'
+    assert [text.get_text() for text in weight.get_legend().get_texts()] == ['a']
+    # A curve of one point is a mark, not a line without length.
+    *lines, single = shares.lines
+    assert single.get_marker() == 'o' and all(line.get_marker() == 'None' for line in lines)

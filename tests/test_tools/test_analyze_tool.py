@@ -1,6 +1,7 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
 """Gates of real networks over the demo data, gathered once and drawn many times."""
 
+import itertools
 import sys
 
 import numpy as np
@@ -82,14 +83,29 @@ def test_what_the_gates_do_over_pictures(task, analyze, tmp_path, monkeypatch, d
         for command in ('frequency', 'neighbours'):
             code, _, err = analyze(task, command, '--layers', 'last_stage')
             assert code == 0, err
-            for ending in ('csv', 'png', 'svg'):
-                assert (tmp_path / 'analysis' / f'{command}.{ending}').is_file()
+            assert (tmp_path / 'analysis' / f'{command}.csv').is_file()
+            for block, ending in itertools.product(('layer4.0', 'layer4.1'), ('png', 'svg')):
+                assert (tmp_path / 'analysis' / f'{command}_{block}.{ending}').is_file()
     if task == 'classification':
         assert table.info['coupled'] == [n for n in table.layers if '.layer4.' in n]
         # Other weights are gathered anew.
         torch.save(dict(state_dict=model.state_dict()), tmp_path / f'{task}.pth')
         assert analyze(task, 'cost')[0] == 0
         assert len(list((tmp_path / 'analysis' / 'cache').iterdir())) == 2
+        assert_no_cache_runs_again(analyze, tmp_path, monkeypatch)
+
+
+def assert_no_cache_runs_again(analyze, tmp_path, monkeypatch):
+    """``--no-cache`` runs the network, and what it finds takes the place of the cache."""
+    passes, run = [], gather_module._run
+    monkeypatch.setattr(gather_module, '_run', lambda *args: passes.append(args) or run(*args))
+    paths = list((tmp_path / 'analysis' / 'cache').iterdir())
+    before = {path: path.stat().st_mtime_ns for path in paths}
+    assert analyze('classification', 'cost')[0] == 0
+    assert not passes
+    assert analyze('classification', 'cost', '--no-cache')[0] == 0
+    assert len(passes) == 1
+    assert sum(path.stat().st_mtime_ns != before[path] for path in paths) == 1
 
 
 def built(cfg, checkpoint):
@@ -172,6 +188,17 @@ def test_networks_and_weights_without_gates(analyze, demo_checkpoint, tmp_path):
     code, _, err = analyze('classification', 'cost')
     assert code == 2 and 'has no weights for gates of this network' in err
     assert 'backbone.layer1.0.gate1' in err and 'Traceback' not in err
+
+
+@pytest.mark.parametrize('command', ['cost', 'embedding'])
+def test_a_checkpoint_that_is_no_file_here(command, run_tool):
+    config, address = (
+        f'configs/demo/{CONFIGS["classification"]}.py',
+        'https://nowhere.invalid/a.pth',
+    )
+    code, _, err = run_tool('analyze', command, config, address)
+    assert code == 2 and f'checkpoint {address} is an address; download it' in err
+    assert 'Traceback' not in err
 
 
 def test_a_work_dir_without_a_training(run_tool, tmp_path):

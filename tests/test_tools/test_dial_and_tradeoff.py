@@ -1,12 +1,16 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
 """The threshold options of tools/test.py, and tools/tradeoff.py."""
 
+import csv
 import json
+import os
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from mmengine.config import Config
+from mmengine.runner import Runner
 
 PROJECT = Path(__file__).parents[2]
 CONFIG = 'configs/demo/resnet18_digits_gated.py'
@@ -19,7 +23,7 @@ def trained(run_tool, short_options, tmp_path):
     return tmp_path / 'epoch_1.pth'
 
 
-def test_thresholds_and_budgets(trained, run_tool, short_options, tmp_path):
+def test_thresholds_and_budgets(trained, run_tool, short_options, tmp_path, monkeypatch):
     args = [CONFIG, trained, '--work-dir', tmp_path]
     options = short_options(CONFIG)
     code, out, err = run_tool('test', *args, '--threshold', 0.5, 0.88, 0.95, *options)
@@ -29,7 +33,18 @@ def test_thresholds_and_budgets(trained, run_tool, short_options, tmp_path):
     saved = [p['metrics']['macs/pruning_ratio'] for p in points]
     assert saved[0] < saved[1] < saved[2]
     assert '| threshold=0.88 | 1 |' in out
-    assert (tmp_path / 'dial.png').is_file()
+    assert (tmp_path / 'dial.png').is_file() and (tmp_path / 'dial.svg').is_file()
+
+    # Another metric that there is, and one that there is not: refused before a whole test.
+    thresholds = ['--threshold', 0.5, 0.88]
+    code, out, err = run_tool('test', *args, *thresholds, '--metric', 'accuracy/top5', *options)
+    assert code == 0 and '| setting | runs | accuracy/top5 |' in out, err
+    with monkeypatch.context() as patch:
+        patch.setattr(Runner, 'test', None)
+        code, _, err = run_tool('test', *args, *thresholds, '--metric', 'mIoU', *options)
+    assert code == 2 and "--metric: metric 'mIoU' is not among accuracy/top1" in err
+    code, _, err = run_tool('test', *args, '--threshold', 0.5, 0.88, 0.95, *options)
+    assert code == 0, err
 
     figures = tmp_path / 'one.json'
     code, out, err = run_tool('test', *args, '--budget', 0.6, '--out', figures, *options)
@@ -49,8 +64,11 @@ def test_thresholds_and_budgets(trained, run_tool, short_options, tmp_path):
     folder = tmp_path / 'curve'
     code, out, err = run_tool('tradeoff', '--collect', *collect, '--work-dir', folder)
     assert code == 0, err
-    assert out.count('| one, ') == 1 and out.count('| dial, ') == 3
-    assert (folder / 'tradeoff.png').is_file()
+    assert f'| one, {figures} |' in out
+    dial = f'| dial, {tmp_path / "dial.json"}'
+    for threshold in (0.5, 0.88, 0.95):  # each is told apart
+        assert out.count(f'{dial}, threshold={threshold} |') == 1
+    assert (folder / 'tradeoff.png').is_file() and (folder / 'tradeoff.svg').is_file()
 
 
 def test_a_network_without_gates_has_no_dial(run_tool, short_options, tmp_path):
@@ -71,6 +89,10 @@ def test_a_network_without_gates_has_no_dial(run_tool, short_options, tmp_path):
         (['--budget', 0.5, '--threshold', 0.5], 'give one of them'),
         (['--budget', 0.5, '--calibration-images', -1], '--calibration-images -1'),
         (['--threshold', 0.4, 0.5, '--out', 'x.pkl'], 'go to a .json file'),
+        (
+            ['--threshold', 0.4, '--metric', 'mIoU'],
+            '--metric mIoU chooses what the plot of several',
+        ),
     ],
 )
 def test_mistakes_of_the_dial_are_one_message(args, message, run_tool):
@@ -113,6 +135,32 @@ def test_the_curve_of_a_config(run_tool, tmp_path):
     assert (tmp_path / 'tradeoff.png').is_file()
     cfg = Config.fromfile(tmp_path / 'target=0.3/config.py')
     assert cfg.custom_hooks[0] == dict(type='BudgetHook', target=0.3)
+
+
+def test_a_curve_for_real(run_tool, short_options, tmp_path, monkeypatch):
+    """Two networks of two steps, with coupling and without, trained and tested."""
+    monkeypatch.setenv('PYTHONPATH', os.pathsep.join([str(PROJECT), os.getenv('PYTHONPATH', '')]))
+    config = tmp_path / 'resnet18_digits_coupled.py'
+    hooks = [dict(type='FGCHook', layers=-1, k=2), dict(type='GatedMACsHook')]
+    hooks = [dict(type='L0Hook', rho=0.4), *hooks]
+    config.write_text(f"_base_ = '{PROJECT / CONFIG}'\ncustom_hooks = {hooks!r}\n")
+    work = tmp_path / 'work'
+    code, out, err = run_tool(
+        'tradeoff', config, '--targets', 0.8, '--work-dir', work, *short_options(config)
+    )
+    assert code == 0, out + err
+    with open(work / 'table.csv') as file:
+        rows = list(csv.DictReader(file))
+    assert [row['setting'] for row in rows] == ['target=0.8', 'target=0.8, without FGC']
+    for row in rows:
+        assert row['runs'] == '1' and 0 <= float(row['accuracy/top1_mean']) <= 100
+        assert -1 < float(row['macs/pruning_ratio_mean']) < 100
+        (folder,) = work.glob(f'{row["setting"].replace(", ", "_").replace(" ", "*")}/seed0')
+        log = (folder / 'train.log').read_text()
+        assert 'loss_budget' in log and 'loss_l0' not in log
+        coupled = 'without' not in row['setting']
+        assert bool(re.search(r'loss_fgc: (?!0\.0000)', log)) == coupled
+    assert (work / 'tradeoff.png').is_file() and (work / 'tradeoff.svg').is_file()
 
 
 @pytest.mark.parametrize('name', ['faster_rcnn_r18', 'pspnet_r18', 'resnet18'])

@@ -12,7 +12,13 @@ import torch
 from mmengine.config import Config
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from fgc_mm.analysis.report_runs import find_checkpoint, published_figures
+from fgc_mm.analysis.report import flatten
+from fgc_mm.analysis.report_runs import (
+    find_checkpoint,
+    find_config,
+    published_figures,
+    read_run,
+)
 
 PICTURES = f'test_dataloader.dataset.indices={list(range(0, 360, 30))}'.replace(' ', '')
 BROWSERS = ('chromium-headless-shell', 'chromium', 'chromium-browser', 'google-chrome')
@@ -88,11 +94,13 @@ def browser():
 
 
 def write_page(trained, run_tool, tmp_path):
-    """A page of a run with gates and of one without a checkpoint."""
-    dense = tmp_path / 'dense'
-    shutil.copytree(trained, dense, ignore=shutil.ignore_patterns('figures.json', '*.pth'))
+    """A page of a run with gates, of one without a checkpoint, and of one without logs, too."""
+    dense, third = tmp_path / 'dense', tmp_path / 'third'
+    without = ['figures.json', '*.pth']
+    shutil.copytree(trained, dense, ignore=shutil.ignore_patterns(*without))
+    shutil.copytree(trained, third, ignore=shutil.ignore_patterns(*without, 'scalars.json'))
     out = tmp_path / 'page' / 'report.html'
-    code, text, err = run_tool('report', trained, dense, '--out', out, '--max-layers', 3)
+    code, text, err = run_tool('report', trained, dense, third, '--out', out, '--max-layers', 3)
     assert code == 0, err
     assert 'dense: gates are not shown, no checkpoint in' in text
     return out
@@ -121,12 +129,11 @@ def test_the_page_in_a_browser(trained, run_tool, tmp_path, demo_root):
         check_tables(page)
         check_layers(page)
         check_hover(page)
-        assert page.locator('#training svg').count() >= 3
-        assert page.locator('#alignment svg').count() == 4
+        assert page.locator('#training .plot').count() >= 3
+        assert page.locator('#alignment .plot').count() == 4
+        check_keys(page)
         check_themes(page)
-        page.set_viewport_size(dict(width=360, height=740))
-        width = page.evaluate('document.documentElement.scrollWidth')
-        assert width <= 360, 'a phone would have to scroll sideways'
+        check_columns(page)
         chromium.close()
     assert problems == []
 
@@ -168,6 +175,44 @@ def check_hover(page):
     assert re.search(r'channel \d+\s+open for [\d.]+ %', page.locator('#tip').inner_text())
 
 
+def check_keys(page):
+    """Whatever is told by a colour or a dash is said."""
+    losses = page.locator('#training .card', has_text='losses')
+    runs, lines = losses.locator('.legend').all()
+    assert runs.locator('span').all_inner_texts() == ['coupled', 'dense']  # the third has no log
+    assert lines.locator('span').all_inner_texts() == ['loss', 'loss_l0', 'loss_fgc']
+    dashes = [n.get_attribute('stroke-dasharray') for n in lines.locator('path').all()]
+    drawn = [n.get_attribute('stroke-dasharray') for n in losses.locator('.plot path').all()]
+    assert len(set(dashes)) == 3 and drawn[1:] == [*dashes, *dashes]  # after the axes
+    openness = page.locator('#training .card', has_text='openness').locator('.plot text')
+    assert openness.last.text_content() == 'share of open channels'
+    scales = page.locator('#frequency .scale').all_inner_texts()
+    assert [' '.join(text.split()[:2]) for text in scales] == ['execution frequency', 'cosine -11']
+    across = page.locator('#frequency .across span').all_inner_texts()
+    assert across == [str(digit) for digit in range(10)]
+
+
+SMALLEST = """Math.min(...[...document.querySelectorAll('svg text')].map((text) => {
+  const root = text.ownerSVGElement;
+  const scale = root.getBoundingClientRect().width / root.viewBox.baseVal.width;
+  return parseFloat(getComputedStyle(text).fontSize) * scale;
+}))"""
+
+
+def check_columns(page):
+    """Three runs side by side, or one under the other on a phone; nothing too small to read."""
+    for width, beside in ((1200, True), (700, True), (360, False)):
+        page.set_viewport_size(dict(width=width, height=740))
+        page.evaluate('new Promise((done) => setTimeout(done, 100))')  # it draws anew
+        cards = page.locator('#embedding .card').all()
+        boxes = [card.bounding_box() for card in cards]
+        assert len(boxes) == 3 and len({box['y' if beside else 'x'] for box in boxes}) == 1
+        assert len({box['x' if beside else 'y'] for box in boxes}) == 3
+        assert page.evaluate(SMALLEST) > 11
+        whole = page.evaluate('document.documentElement.scrollWidth')
+        assert whole <= width, 'one would have to scroll the page sideways'
+
+
 def check_themes(page):
     colour = 'getComputedStyle(document.body).backgroundColor'
     light = page.evaluate(colour)
@@ -186,6 +231,8 @@ def test_folders_without_a_run(run_tool, tmp_path, monkeypatch):
     assert code == 2 and f'work dir {tmp_path} is empty' in err and 'Traceback' not in err
     code, _, err = run_tool('report', tmp_path / 'missing')
     assert code == 2 and 'missing does not exist' in err
+    code, _, err = run_tool('report', tmp_path, '--max-images', 1)
+    assert code == 2 and '--max-images 1 must be 2 or more' in err
     monkeypatch.setitem(sys.modules, 'jinja2', None)
     code, _, err = run_tool('report', tmp_path)
     assert code == 2 and "pip install 'fgc-mm[analysis]'" in err
@@ -202,6 +249,41 @@ def test_the_figures_of_the_paper():
     only = published_figures('configs/short/faster_rcnn_r50_fgc_voc')
     assert only and all('the paper' not in found['source'] for found in only)
     assert published_figures('nothing_of_the_kind') == []
+
+
+def test_a_slimmed_network_beside_its_origin(trained, run_tool, short_options, tmp_path):
+    """tools/slim.py writes into the work dir by default; the report is still about the run."""
+    folder = tmp_path / 'coupled'
+    shutil.copytree(trained, folder)
+    (own,) = folder.glob('*.py')
+    options = short_options('resnet18_digits', PICTURES)
+    logs = ['--work-dir', tmp_path / 'logs']
+    code, _, err = run_tool('slim', own, folder / 'epoch_1.pth', *logs, *options)
+    assert code == 0 and (folder / f'{own.stem}_slim.py').is_file(), err
+    (folder / 'last_checkpoint').unlink()  # as of a folder that was copied in parts
+    run = read_run(folder)
+    assert run.config_name.endswith(own.stem) and run.checkpoint.name == 'epoch_1.pth'
+    code, text, err = run_tool('report', folder, '--max-images', 4, '--max-layers', 1)
+    assert code == 0 and 'gates are not shown' not in text, text + err
+    own.unlink()  # a folder with nothing else is about the slimmed one
+    (folder / 'epoch_1.pth').unlink()
+    assert find_config(folder).stem == f'{own.stem}_slim'
+    assert find_checkpoint(folder).name == 'epoch_1_slim.pth'
+
+
+def test_hooks_are_compared_by_type():
+    one = dict(custom_hooks=[dict(type='L0Hook', rho=1), dict(type='GatedMACsHook')], lr=[1, 2])
+    more = dict(one, custom_hooks=[dict(type='FGCHook', k=5), *one['custom_hooks']])
+    a, b = flatten(one), flatten(more)
+    assert {key for key in b if a.get(key) != b[key]} == {
+        'custom_hooks',
+        'custom_hooks.FGCHook.type',
+        'custom_hooks.FGCHook.k',
+    }
+    assert b['custom_hooks'] == 'FGCHook, L0Hook, GatedMACsHook'
+    twice = flatten([dict(type=int, a=1), dict(type='x.Y', a=2), dict(type=int, a=3)], 'p')
+    assert (twice['p.int.a'], twice['p.Y.a'], twice['p.int 2.a']) == ('1', '2', '3')
+    assert flatten([[1], [2]], 'p') == {'p.0': '[1]', 'p.1': '[2]'}
 
 
 def test_the_last_checkpoint(tmp_path):

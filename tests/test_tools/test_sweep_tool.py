@@ -68,7 +68,7 @@ def test_two_points_for_real(config, run_tool, short_options, tmp_path, monkeypa
         rows = list(csv.DictReader(file))
     assert [row['setting'] for row in rows] == ['k=1', 'k=2']
     assert all(0 <= float(row['error/top1_mean']) <= 100 for row in rows)
-    assert (work / 'sweep.png').is_file() and (work / 'table.md').is_file()
+    assert all((work / name).is_file() for name in ('sweep.png', 'sweep.svg', 'table.md'))
 
     # Nothing is left to do, nor is anything done.
     checkpoint = work / 'k=2' / 'seed4' / 'epoch_1.pth'

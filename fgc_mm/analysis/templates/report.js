@@ -24,9 +24,10 @@ function svg(tag, attributes = {}, text) {
 const isDark = () => document.documentElement.dataset.theme === 'dark';
 const shown = (colour) => (isDark() && BRIGHT[colour]) || colour;
 const runColour = (n) => shown(data.colours.runs[n % data.colours.runs.length]);
-const classColour = (n) => shown(data.colours.classes[(n < 0 ? data.colours.classes.length - 1 : n) % data.colours.classes.length]);
+// -1: no class, -2: all classes beyond those with a colour.
+const classColour = (n) => (n < 0 ? data.colours.other : shown(data.colours.classes[n % data.colours.classes.length]));
 // The second ten classes have the same colours, hollow.
-const isHollow = (n) => Math.floor(n / data.colours.classes.length) % 2 === 1;
+const isHollow = (n) => n === -1 || Math.floor(n / data.colours.classes.length) === 1;
 const number = (x) => (x === null || x === undefined ? 'unknown' : Number(x.toPrecision(4)).toString());
 
 function card(title, ...children) {
@@ -53,15 +54,18 @@ function thumb(run, picture) {
   return el('img', { src: data.thumbs[run.pictures[picture]], alt: `picture ${picture}` });
 }
 
-function className(run, n) { return n < 0 ? 'none' : run.classes[n]; }
-
 function describe(run, picture) {
   const names = run.present[picture].map((n) => run.classes[n]).join(', ');
   return [thumb(run, picture), `picture ${picture}: ${names}\n${number(run.cost.macs[picture])} · 10⁹ MACs`];
 }
 
 function legend(items) {
-  return el('div', { class: 'legend' }, ...items.map(([name, colour, hollow]) => {
+  return el('div', { class: 'legend' }, ...items.map(([name, colour, hollow, dash]) => {
+    if (dash !== undefined) {
+      const line = svg('svg', { viewBox: '0 0 28 8', class: 'line' });
+      line.append(svg('path', { d: 'M0,4H28', stroke: colour, 'stroke-width': 2, 'stroke-dasharray': dash }));
+      return el('span', {}, line, name);
+    }
     const mark = el('b');
     mark.style.background = hollow ? 'none' : colour;
     mark.style.border = `2px solid ${colour}`;
@@ -85,8 +89,26 @@ function ticks([low, high], count = 5) {
 }
 
 // ---------------------------------------------------------------- plots
-function frame({ x, y, xlabel, ylabel, height = 220, names, label }) {
-  const width = 460, left = 50, bottom = names ? 62 : 38, top = 10, right = 10;
+// A plot is drawn for the width it has, so that its text is of one size everywhere.
+function plot(make) {
+  const node = el('div', { class: 'plot' });
+  node.make = make;
+  return node;
+}
+
+function fit(root) {
+  const plots = [...root.querySelectorAll('.plot')], widths = plots.map((node) => node.clientWidth || 460);
+  plots.forEach((node, n) => {
+    if (node.drawn === widths[n]) return;
+    node.drawn = widths[n];
+    node.replaceChildren(node.make(widths[n]));
+  });
+}
+
+function frame({ width, x, y, xlabel, ylabel, height = 230, names, label }) {
+  const left = 52, top = 10, right = 12, angle = 60, up = Math.sin(angle * Math.PI / 180);
+  const bottom = names ? 34 + up * 6.5 * Math.max(...names.map((name) => name.length)) : 40;
+  if (names) height += bottom - 40;
   const root = svg('svg', { viewBox: `0 0 ${width} ${height}`, role: 'img', 'aria-label': label || `${ylabel} over ${xlabel}` });
   const px = (v) => left + (v - x[0]) / (x[1] - x[0]) * (width - left - right);
   const py = (v) => height - bottom - (v - y[0]) / (y[1] - y[0]) * (height - bottom - top);
@@ -94,77 +116,87 @@ function frame({ x, y, xlabel, ylabel, height = 220, names, label }) {
     root.append(svg('line', { class: 'grid', x1: left, x2: width - right, y1: py(t), y2: py(t) }));
     root.append(svg('text', { x: left - 5, y: py(t) + 4, 'text-anchor': 'end' }, number(t)));
   }
-  if (names) names.forEach((name, n) => root.append(svg('text', { transform: `translate(${px(n) + 3} ${height - bottom + 14}) rotate(-30)`, 'text-anchor': 'end' }, name)));
-  else for (const t of ticks(x)) root.append(svg('text', { x: px(t), y: height - bottom + 15, 'text-anchor': 'middle' }, number(t)));
+  // As many names as have room.
+  const every = names ? Math.ceil(14 / (up * Math.abs(px(1) - px(0)))) : 1;
+  if (names) names.forEach((name, n) => n % every || root.append(svg('text', { transform: `translate(${px(n) + 4} ${height - bottom + 14}) rotate(-${angle})`, 'text-anchor': 'end' }, name)));
+  else for (const t of ticks(x, Math.max(2, Math.floor(width / 80)))) root.append(svg('text', { x: px(t), y: height - bottom + 15, 'text-anchor': 'middle' }, number(t)));
   root.append(svg('path', { class: 'axis', d: `M${left},${top}V${height - bottom}H${width - right}` }));
   root.append(svg('text', { x: (left + width - right) / 2, y: height - 4, 'text-anchor': 'middle' }, xlabel));
-  root.append(svg('text', { transform: `translate(11 ${(height - bottom + top) / 2}) rotate(-90)`, 'text-anchor': 'middle' }, ylabel));
+  root.append(svg('text', { transform: `translate(12 ${(height - bottom + top) / 2}) rotate(-90)`, 'text-anchor': 'middle' }, ylabel));
   return { root, px, py, bottom: height - bottom };
 }
 
 function lineChart(series, options) {
   const all = series.flatMap((s) => s.points);
-  const plot = frame({ x: extent(all.map((p) => p[0])), y: options.y || extent(all.map((p) => p[1])), ...options });
+  const made = frame({ x: extent(all.map((p) => p[0])), y: options.y || extent(all.map((p) => p[1])), ...options });
   for (const s of series) {
     const points = s.points.filter((p) => p[1] !== null);
-    const path = points.map(([a, b], n) => `${n ? 'L' : 'M'}${plot.px(a).toFixed(1)},${plot.py(b).toFixed(1)}`).join('');
-    plot.root.append(svg('path', { d: path, fill: 'none', stroke: s.colour, 'stroke-width': s.bold ? 2.4 : 1.3, 'stroke-dasharray': s.dash || 'none' }));
+    const path = points.map(([a, b], n) => `${n ? 'L' : 'M'}${made.px(a).toFixed(1)},${made.py(b).toFixed(1)}`).join('');
+    made.root.append(svg('path', { d: path, fill: 'none', stroke: s.colour, 'stroke-width': s.bold ? 2.4 : 1.3, 'stroke-dasharray': s.dash || 'none' }));
     points.forEach(([a, b], n) => {
-      if (!options.dots) return;
+      if (!options.dots && points.length > 1) return;
       const star = s.stars && s.stars[n];
-      plot.root.append(star
-        ? svg('text', { x: plot.px(a), y: plot.py(b) + 6, 'text-anchor': 'middle', style: `fill:${s.colour};font-size:18px` }, '★')
-        : svg('circle', { cx: plot.px(a), cy: plot.py(b), r: 3, fill: s.colour }));
+      made.root.append(star
+        ? svg('text', { x: made.px(a), y: made.py(b) + 6, 'text-anchor': 'middle', style: `fill:${s.colour};font-size:18px` }, '★')
+        : svg('circle', { cx: made.px(a), cy: made.py(b), r: 3, fill: s.colour }));
     });
   }
-  hover(plot.root, (event) => {
-    const box = plot.root.getBoundingClientRect(), scale = 460 / box.width;
-    const mx = (event.clientX - box.left) * scale, my = (event.clientY - box.top) * scale;
+  hover(made.root, (event) => {
+    const box = made.root.getBoundingClientRect();
+    const mx = event.clientX - box.left, my = event.clientY - box.top;
     let best = null, near = 30 ** 2;
     for (const s of series) for (const [a, b] of s.points) {
       if (b === null) continue;
-      const d = (plot.px(a) - mx) ** 2 + (plot.py(b) - my) ** 2;
+      const d = (made.px(a) - mx) ** 2 + (made.py(b) - my) ** 2;
       if (d < near) { near = d; best = [s, a, b]; }
     }
     if (!best) return null;
     const place = options.names ? options.names[best[1]] : `${options.xlabel} ${best[1]}`;
     return `${best[0].name}\n${place}: ${number(best[2])}`;
   });
-  return plot.root;
+  return made.root;
 }
 
 function scatter(points, colours, options, about, hollow = () => false) {
   const pad = ([a, b]) => [a - 0.04 * (b - a), b + 0.04 * (b - a)];
-  const plot = frame({ x: pad(extent(points.map((p) => p[0]))), y: pad(extent(points.map((p) => p[1]))), ...options });
+  const made = frame({ x: pad(extent(points.map((p) => p[0]))), y: pad(extent(points.map((p) => p[1]))), ...options });
   points.forEach((point, n) => {
-    const dot = svg('circle', { cx: plot.px(point[0]).toFixed(1), cy: plot.py(point[1]).toFixed(1), r: 3.2, fill: colours(n), 'fill-opacity': hollow(n) ? 0.1 : 0.8, stroke: hollow(n) ? colours(n) : 'none' });
+    const dot = svg('circle', { cx: made.px(point[0]).toFixed(1), cy: made.py(point[1]).toFixed(1), r: 3.2, fill: colours(n), 'fill-opacity': hollow(n) ? 0.1 : 0.8, stroke: hollow(n) ? colours(n) : 'none' });
     dot.dataset.n = n;
-    plot.root.append(dot);
+    made.root.append(dot);
   });
-  hover(plot.root, (event) => (event.target.dataset.n === undefined ? null : about(Number(event.target.dataset.n))));
-  return plot.root;
+  hover(made.root, (event) => (event.target.dataset.n === undefined ? null : about(Number(event.target.dataset.n))));
+  return made.root;
 }
 
 function histogram(values, options) {
   const [low, high] = extent(values), count = Math.min(30, Math.max(5, Math.round(values.length / 8)));
   const bins = new Array(count).fill(0);
   for (const v of values) bins[Math.min(count - 1, Math.floor((v - low) / (high - low) * count))] += 1;
-  const plot = frame({ x: [low, high], y: [0, Math.max(...bins)], ...options });
+  const made = frame({ x: [low, high], y: [0, Math.max(...bins)], ...options });
   const edge = (n) => low + (high - low) * n / count;
   bins.forEach((size, n) => {
-    const bar = svg('rect', { x: plot.px(edge(n)) + 0.5, width: Math.max(1, plot.px(edge(n + 1)) - plot.px(edge(n)) - 1), y: plot.py(size), height: plot.bottom - plot.py(size), fill: options.colour });
+    const bar = svg('rect', { x: made.px(edge(n)) + 0.5, width: Math.max(1, made.px(edge(n + 1)) - made.px(edge(n)) - 1), y: made.py(size), height: made.bottom - made.py(size), fill: options.colour });
     hover(bar, () => `${number(edge(n))} to ${number(edge(n + 1))}: ${size} pictures`);
-    plot.root.append(bar);
+    made.root.append(bar);
   });
-  return plot.root;
+  return made.root;
 }
 
-function heatmap(rows, names, { scale, low, high, below, about, height }) {
+function scaleBar(scale, low, high, text, unknown) {
+  const bar = el('i', { class: 'ramp' }), parts = [el('span', {}, text), el('span', {}, `${low}`, bar, `${high}`)];
+  bar.style.background = `linear-gradient(to right, ${scale.join(', ')})`;
+  if (unknown) parts.push(el('span', {}, el('i', { class: 'unknown' }), unknown));
+  return el('div', { class: 'scale' }, ...parts);
+}
+
+function heatmap(rows, names, { width, scale, low, high, below, across, about, height, text, unknown }) {
   const canvas = el('canvas', { width: Math.max(1, rows[0].length), height: rows.length, role: 'img', 'aria-label': below });
   canvas.style.height = `${height}px`;
   const context = canvas.getContext('2d');
   rows.forEach((row, r) => row.forEach((value, c) => {
-    context.fillStyle = value === null ? '#808080' : scale[Math.round((value - low) / (high - low) * (scale.length - 1))];
+    if (value === null) return; // hatched, as no colour could say it
+    context.fillStyle = scale[Math.round((value - low) / (high - low) * (scale.length - 1))];
     context.fillRect(c, r, 1, 1);
   }));
   hover(canvas, (event) => {
@@ -173,8 +205,12 @@ function heatmap(rows, names, { scale, low, high, below, about, height }) {
     const r = Math.floor((event.clientY - box.top) / box.height * rows.length);
     return rows[r] && c in rows[r] ? about(r, c, rows[r][c]) : null;
   });
-  const list = el('div', { class: 'names' }, ...names.map((name) => el('span', {}, name)));
-  return el('div', { class: 'heat' }, list, canvas, el('span', { class: 'below' }, below));
+  const list = (kind, words) => el('div', { class: kind }, ...words.map((word) => el('span', { title: word }, word)));
+  // As many names across as have room.
+  const every = Math.ceil(13 * names.length / (width - 70));
+  const missing = rows.some((row) => row.includes(null)) && unknown;
+  return el('div', { class: 'heat' }, list('names', names), canvas, ...(across ? [list('across', names.map((name, n) => (n % every ? '' : name)))] : []),
+    el('span', { class: 'below' }, below), scaleBar(scale, low, high, text, missing));
 }
 
 // ---------------------------------------------------------------- sections
@@ -185,19 +221,18 @@ const sections = {
     if (!run.cost) return card(run.name, without(run, 'no gates'));
     const { macs, objects } = run.cost, unit = 'executed MACs of the backbone, 10⁹';
     const pictures = (list) => el('div', { class: 'row' }, ...list.map((p) => gallery(run, p, number(macs[p]))));
-    const plots = [histogram(macs, { xlabel: unit, ylabel: 'pictures', colour: runColour(n) })];
-    if (objects) plots.push(scatter(objects.map((o, p) => [o, macs[p]]), () => runColour(n), { xlabel: run.cost.objects_name, ylabel: 'MACs, 10⁹' }, (p) => describe(run, p)));
+    const plots = [plot((width) => histogram(macs, { width, xlabel: unit, ylabel: 'pictures', colour: runColour(n) }))];
+    if (objects) plots.push(plot((width) => scatter(objects.map((o, p) => [o, macs[p]]), () => runColour(n), { width, xlabel: run.cost.objects_name, ylabel: 'MACs, 10⁹' }, (p) => describe(run, p))));
     const mean = macs.reduce((a, b) => a + b, 0) / macs.length;
-    const rho = run.cost.correlation === null ? '' : `, Spearman's ρ with ${run.cost.objects_name} ${number(run.cost.correlation)}`;
+    const rho = run.cost.correlation === null ? '' : `, Spearman's rank correlation with ${run.cost.objects_name} ${number(run.cost.correlation)}`;
     return card(run.name, el('p', { class: 'hint' }, `${macs.length} of ${run.of} pictures of the ${run.split} split, ${run.checkpoint}: mean ${number(mean)} of ${number(run.cost.dense)}${rho}`),
       el('div', { class: 'pair' }, ...plots), el('h3', {}, 'cheapest'), pictures(run.cost.cheapest), el('h3', {}, 'dearest'), pictures(run.cost.dearest));
   },
   embedding: (run, n, layer) => {
     const found = run.embedding && run.embedding[layer];
     if (!found) return card(run.name, without(run, `no layer ${layer}`));
-    const draw = (kind, title) => el('div', {}, el('h3', {}, title), scatter(found[kind], (p) => classColour(run.main[p]), { xlabel: 'UMAP 1', ylabel: 'UMAP 2', height: 340, label: title }, (p) => describe(run, p), (p) => isHollow(run.main[p])));
-    const classes = [...new Set(run.main)].sort((a, b) => a - b);
-    return card(run.name, el('div', { class: 'pair' }, draw('feature', 'features'), draw('gate', 'gates')), legend(classes.map((c) => [className(run, c), classColour(c), isHollow(c)])));
+    const draw = (kind, title) => el('div', {}, el('h3', {}, title), plot((width) => scatter(found[kind], (p) => classColour(run.groups[p]), { width, xlabel: 'UMAP 1', ylabel: 'UMAP 2', height: Math.min(340, width), label: title }, (p) => describe(run, p), (p) => isHollow(run.groups[p]))));
+    return card(run.name, el('div', { class: 'pair' }, draw('feature', 'features'), draw('gate', 'gates')), legend(run.group_names.map(([c, name]) => [name, classColour(c), isHollow(c)])));
   },
   frequency: (run, n, layer) => {
     const found = run.frequency && run.frequency[layer];
@@ -205,11 +240,11 @@ const sections = {
     const names = found.classes.map((c) => run.classes[c]), height = Math.max(90, 15 * names.length);
     const { sequential, diverging } = data.colours;
     return card(`${run.name}: ${number(100 * found.open)} % open`,
-      heatmap(found.values, names, { scale: sequential, low: 0, high: 1, height, below: 'channels, most often open first',
-        about: (r, c, value) => `${names[r]}, channel ${found.channels[c]}\nopen for ${value === null ? 'no picture there' : `${number(100 * value)} % (all: ${number(100 * found.overall[c])} %)`}` }),
+      plot((width) => heatmap(found.values, names, { width, scale: sequential, low: 0, high: 1, height, below: 'channels, most often open first', text: 'execution frequency', unknown: 'no picture',
+        about: (r, c, value) => `${names[r]}, channel ${found.channels[c]}\nopen for ${value === null ? 'no picture there' : `${number(100 * value)} % (all: ${number(100 * found.overall[c])} %)`}` })),
       el('h3', {}, 'similarity of patterns'),
-      heatmap(found.similarity, names, { scale: diverging, low: -1, high: 1, height, below: 'class by class',
-        about: (r, c, value) => `${names[r]} and ${names[c]}: ${number(value)}` }));
+      plot((width) => heatmap(found.similarity, names, { width, scale: diverging, low: -1, high: 1, height, below: 'class by class', across: true, text: 'cosine', unknown: 'no pattern',
+        about: (r, c, value) => `${names[r]} and ${names[c]}: ${number(value)}` })));
   },
   neighbours: (run, n, layer) => {
     const found = run.neighbours && run.neighbours[layer];
@@ -237,7 +272,7 @@ function alignment() {
       return { name, colour: colours.get(name), points: own.map((row) => [layers.indexOf(row.layer), row[column]]), stars: own.map((row) => row.coupled) };
     });
     const label = column === 'overlap' ? `${title} @ ${k}` : title;
-    return card(label, lineChart(series, { names: layers, xlabel: 'layer', ylabel: '0 to 1', y: [0, 1], dots: true, label, x: [0, Math.max(1, layers.length - 1)] }), names.cloneNode(true));
+    return card(label, plot((width) => lineChart(series, { width, names: layers, xlabel: 'layer', ylabel: '0 to 1', y: [0, 1], dots: true, label, x: [0, Math.max(1, layers.length - 1)] })), names.cloneNode(true));
   });
 }
 
@@ -246,17 +281,24 @@ function training() {
   if (!titles.length) return [el('p', { class: 'hint' }, 'No run has a log of its training.')];
   const several = data.runs.filter((run) => Object.keys(run.training).length).length > 1;
   const dashes = ['none', '6 3', '2 3', '8 3 2 3'];
-  return titles.map((title) => {
-    const series = data.runs.flatMap((run, n) => (run.training[title] || []).map((curve, i) => ({
+  return titles.flatMap((title) => {
+    // Runs are compared by what sums up a panel; of one run all curves are there.
+    const curves = data.runs.map((run) => (run.training[title] || []).filter((curve) => !several || !curve.detail));
+    const kinds = [...new Set(curves.flat().map((curve) => curve.name))];
+    if (!kinds.length) return [];
+    const look = (name) => dashes[(several ? kinds.indexOf(name) : Math.floor(kinds.indexOf(name) / 10)) % dashes.length];
+    const series = data.runs.flatMap((run, n) => curves[n].map((curve) => ({
       name: several ? `${run.name}: ${curve.name}` : curve.name,
-      colour: several ? runColour(n) : classColour(i),
-      dash: dashes[(several ? i : Math.floor(i / 10)) % 4],
+      colour: several ? runColour(n) : classColour(kinds.indexOf(curve.name) % 10),
+      dash: look(curve.name),
       bold: curve.name === 'loss' || curve.name === 'all gates',
       points: curve.points,
     })));
-    const names = several ? data.runs.map((run, n) => [run.name, runColour(n)]) : series.map((s) => [s.name, s.colour]);
-    const units = { losses: 'loss', 'openness of the gates': 'share open' };
-    return card(title, lineChart(series, { xlabel: 'iteration', ylabel: units[title] || 'share', label: title }), legend(names));
+    const chart = plot((width) => lineChart(series, { width, xlabel: 'iteration', ylabel: data.units[title], label: title }));
+    if (!several) return card(title, chart, legend(series.map((s) => [s.name, s.colour, false, s.dash])));
+    const runs = data.runs.map((run, n) => [run.name, runColour(n)]).filter((_, n) => curves[n].length);
+    const lines = kinds.length > 1 ? [legend(kinds.map((name) => [name, 'currentColor', false, look(name)]))] : [];
+    return card(title, chart, legend(runs), ...lines);
   });
 }
 
@@ -268,6 +310,7 @@ function draw(changed) {
     if (changed === 'layer' && !['embedding', 'frequency', 'neighbours'].includes(kind)) continue;
     const cards = kind === 'alignment' ? alignment() : kind === 'training' ? training() : data.runs.map((run, n) => sections[kind](run, n, layer));
     holder.replaceChildren(...cards);
+    fit(holder);
   }
 }
 
@@ -306,6 +349,7 @@ function setTheme(dark) {
   draw();
 }
 document.getElementById('theme').addEventListener('click', () => setTheme(!isDark()));
+addEventListener('resize', () => fit(document));
 if (layerSelect) layerSelect.addEventListener('change', () => draw('layer'));
 const system = matchMedia('(prefers-color-scheme: dark)');
 system.addEventListener('change', () => setTheme(system.matches));
