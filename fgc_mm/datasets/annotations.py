@@ -52,15 +52,15 @@ def _faults(root: ElementTree.Element) -> Iterator[str]:
     for side in ('width', 'height') if size is not None else ():
         text = size.findtext(side)  # type: ignore[union-attr]
         if not _is_number(text, whole=True):
-            yield f'<size> has {side} {text!r}, which is no whole number'
+            yield f'<size> has {side} {_shown(text)}, which is no whole number'
     for number, item in enumerate(root.findall('object'), 1):
         name = item.findtext('name')
-        who = f'object {number}' + (f' ({name!r})' if name else '')
+        who = f'object {number}' + (f' ({_shown(name)})' if name else '')
         if item.find('name') is None:
             yield f'{who} has no <name>'
         difficult = item.find('difficult')
         if difficult is not None and not _is_number(difficult.text, whole=True):
-            yield f'{who} has <difficult> {difficult.text!r}, which is neither 0 nor 1'
+            yield f'{who} has <difficult> {_shown(difficult.text)}, which is neither 0 nor 1'
         box = item.find('bndbox')
         if box is None:
             yield f'{who} has no <bndbox>'
@@ -68,7 +68,11 @@ def _faults(root: ElementTree.Element) -> Iterator[str]:
         for side in _SIDES:
             text = box.findtext(side)
             if not _is_number(text):
-                yield f'{who} has {side} {text!r}, which is no number'
+                yield f'{who} has {side} {_shown(text)}, which is no number'
+
+
+def _shown(text: Optional[str], most: int = 40) -> str:
+    return repr(text) if text is None or len(text) <= most else f'{text[:most]!r} ...'
 
 
 def _is_number(text: Optional[str], whole: bool = False) -> bool:
@@ -153,7 +157,7 @@ def _no_class_fits(paths: Sequence[str], classes: Any) -> Optional[str]:
         found.update(str(item.findtext('name')) for item in root.findall('object'))
     if any(name in found for name in classes):
         return None
-    there = ', '.join(repr(name) for name, _ in found.most_common(5)) or 'no object at all'
+    there = ', '.join(_shown(name) for name, _ in found.most_common(5)) or 'no object at all'
     return (
         f'metainfo.classes={tuple(classes)!r}: none of the {len(paths)} annotations has an object '
         f'of these classes; they have {there}'

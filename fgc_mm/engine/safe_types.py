@@ -50,6 +50,7 @@ def safe_types() -> dict[str, Any]:
         'builtins.range': range,
         'builtins.complex': complex,
         'builtins.bytearray': bytearray,
+        'torch.device': torch.device,  # not on the list of torch 2.1
         'numpy.ndarray': np.ndarray,
         'numpy.dtype': np.dtype,
     }
