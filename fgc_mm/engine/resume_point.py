@@ -112,8 +112,9 @@ def find_resume_point(
     found = (
         f'of {len(others)} checkpoints beside it none is whole' if others else 'there is no other'
     )
+    example = named if os.path.isfile(last) and problem == _ELSEWHERE else 'CHECKPOINT'
     raise SetupError(
-        f'--resume: {wrong}, and {found}. Name a checkpoint by --resume CHECKPOINT, or start anew '
+        f'--resume: {wrong}, and {found}. Name a checkpoint by --resume {example}, or start anew '
         'without --resume'
     )
 

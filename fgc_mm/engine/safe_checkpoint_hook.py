@@ -161,6 +161,8 @@ class SafeCheckpointHook(Hook):
         # A checkpoint taken to another folder has nothing to remove there.
         for name in loaded.get('outdated', []) if self._newest and folder in folders else []:
             path = os.path.join(folder, os.path.basename(name))
+            if not path.endswith('.pth'):  # whatever the checkpoint says
+                continue
             for file in (banks_path(path), path):
                 if os.path.isfile(file):
                     discard(file)

@@ -58,7 +58,7 @@ class WorkDirHook(Hook):
     priority = 'VERY_HIGH'
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        hub = checkpoint.get('message_hub')
+        hub = checkpoint.get('message_hub') if isinstance(checkpoint, dict) else None
         info = hub.get('runtime_info') if isinstance(hub, dict) else None
         if not isinstance(info, dict):
             return

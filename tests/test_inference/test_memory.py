@@ -17,7 +17,7 @@ def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     torch.ones(8 << 20)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-print(faults())
+print(min(faults(), faults()))
 """
 
 
@@ -42,7 +42,7 @@ def test_gradients_pass():
 
 @pytest.mark.skipif(platform.libc_ver()[0] != 'glibc', reason='glibc gives memory back')
 def test_memory_is_kept():
-    """A second map of 32 MB, 8192 pages, needs no new pages."""
+    """Once there was a map of 32 MB, 8192 pages, further ones need no new pages."""
     counts = [
         int(subprocess.check_output([sys.executable, '-c', FAULTS.replace('KEEP', keep)]))
         for keep in ('', 'assert keep_memory()')

@@ -71,14 +71,8 @@ def test_table_of_a_run_and_of_an_older_one(plots):
     assert [cell.strip(' |') for cell in old.split(' | ')[12:]] == ['', '']
 
 
-def test_all_points_are_inside_the_plot(plots, tmp_path, monkeypatch):
-    import matplotlib.pyplot as plt
-
+def test_all_points_are_inside_the_plot(plots):
     rows = setting(static=0.5, packed=0.9, masked=1.32, sparse=0.6)
-    with monkeypatch.context() as patch:
-        patch.setattr(plt, 'close', lambda figure: None)
-        plots.draw(rows, tmp_path / 'speed.png')
-    (axis,) = plt.gcf().axes
+    (axis,) = plots.figure(rows).axes
     bottom, top = axis.get_ylim()
-    plt.close('all')
     assert bottom < 1 - 1.32 and top == 1

@@ -88,10 +88,10 @@ def test_no_tool_runs_code_of_a_checkpoint(use, way, call, bad_file):
     code, out, err = call(use, file)
     assert not marker.exists()
     found = 'os.makedirs' if way == 'pickle' else "line 2, __import__('os').makedirs("
-    said = dict(report=out, convert=str(code)).get(use, err)
+    said = dict(report=out).get(use, err)
     assert 'epoch_3.pth was not loaded: ' in said and found in said, said[-2000:]
     assert '--trust-checkpoint if you trust' in said and 'Traceback' not in err
-    assert use == 'convert' or code == dict(report=0).get(use, 2)
+    assert code == dict(report=0).get(use, 2)
 
 
 @pytest.mark.parametrize('use', ['publish', 'infer', 'convert'])
@@ -100,7 +100,7 @@ def test_who_trusts_a_file_loads_it(use, call, bad_file):
     code, _, err = call(use, file, '--trust-checkpoint')
     assert marker.is_dir()
     if use == 'convert':  # it wants tensors of other code bases, and says so
-        assert 'was not loaded' not in str(code) + err
+        assert code == 2 and 'was not loaded' not in err
     else:
         assert code == 0, err
 
@@ -108,9 +108,9 @@ def test_who_trusts_a_file_loads_it(use, call, bad_file):
 def test_resuming_a_trusted_file_runs_its_config(call, bad_file):
     """What is refused above is real."""
     file, marker = bad_file('config')
-    with pytest.raises(KeyError, match='message_hub'):  # the file has nothing else to resume
-        call('resume', file, '--trust-checkpoint')
+    code, _, err = call('resume', file, '--trust-checkpoint')
     assert marker.is_dir()
+    assert code == 2 and 'message_hub' in err  # the file has nothing else to resume
 
 
 def test_the_tools_that_start_others_hand_it_on(run_tool, tmp_path):
