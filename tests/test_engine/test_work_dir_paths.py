@@ -75,9 +75,9 @@ def test_inside(tmp_path):
     assert is_inside(f'{work}/a.pth', [work]) and is_inside(f'{work}/b/a.pth', [None, work])
     for path in (
         f'{work}-2/a.pth', f'{work}/../a.pth', f'{work}/link/a.pth', work, '', None, '/etc/passwd',
-        's3://bucket/work/a.pth',
+        's3://bucket/run/a.pth',
     ):  # fmt: skip
         assert not is_inside(path, [work]), path
-    assert is_inside('s3://bucket/work/a.pth', ['s3://bucket/work'])
-    assert not is_inside('s3://bucket/work/../a.pth', ['s3://bucket/work'])
-    assert not is_inside('s3://bucket/work-2/a.pth', ['s3://bucket/work'])
+    assert is_inside('s3://bucket/run/a.pth', ['s3://bucket/run'])
+    assert not is_inside('s3://bucket/run/../a.pth', ['s3://bucket/run'])
+    assert not is_inside('s3://bucket/run-2/a.pth', ['s3://bucket/run'])
