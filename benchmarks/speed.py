@@ -101,7 +101,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--pictures', type=int, default=8, help='test pictures with --trained')
     parser.add_argument('--repeats', type=int, default=9, help='timed repetitions')
     parser.add_argument('--warmup', type=int, default=2, help='repetitions not timed')
-    parser.add_argument('--granularity', type=int, default=8, help='of gathering, see docs')
+    parser.add_argument('--granularity', type=int, help='of gathering, see docs')
     parser.add_argument(
         '--layout', choices=LAYOUTS, default='channels_last', help='of weights and pictures, of all'
     )

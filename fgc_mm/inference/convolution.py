@@ -62,8 +62,7 @@ def convolve(
         out = bias[None, :, None, None].expand(x.size(0), -1, *size).to(x.dtype, copy=True)
     elif _multiplies(conv, x, plus is not None):
         weight = weight if weight.dim() == 2 else weight[:, :, 0, 0]
-        out = _multiply(x, weight, bias, plus, spend)
-        return out.relu_() if relu else out
+        return _multiply(x, weight, bias, plus, relu, spend)
     else:
         weight = weight[:, :, None, None] if weight.dim() == 2 else weight
         if checks.done and not isinstance(conv.padding, str) and kernels.fits(x):
@@ -102,23 +101,30 @@ def _fills(plus: Tensor, x: Tensor, channels: int, size: Sequence[int]) -> bool:
 
 
 def _multiply(
-    x: Tensor, weight: Tensor, bias: Optional[Tensor], plus: Optional[Tensor], spend: bool
+    x: Tensor,
+    weight: Tensor,
+    bias: Optional[Tensor],
+    plus: Optional[Tensor],
+    relu: bool,
+    spend: bool,
 ) -> Tensor:
     """A pointwise convolution in channels-last layout as a product."""
     pixels = x.permute(0, 2, 3, 1)
     rows, shape = pixels.flatten(0, 2), (*pixels.shape[:3], len(weight))
     if plus is None:
-        out = rows.mm(weight.t()) if bias is None else torch.addmm(bias, rows, weight.t())
+        out = rows.mm(weight.t())
     else:
         # Summing up in the shortcut spares a pass over it.
         start = plus.permute(0, 2, 3, 1).reshape(-1, len(weight))
         if spend and plus.dtype == x.dtype and _fills(plus, x, len(weight), x.shape[2:]):
-            start = start if bias is None else start.add_(bias)
             out = start.addmm_(rows, weight.t())
-        elif bias is None:
-            out = torch.addmm(start, rows, weight.t())
         else:
-            out = (start + bias).addmm_(rows, weight.t())
+            out = torch.addmm(start, rows, weight.t())
+    # The bias comes with the ReLU, in one pass over what was just written.
+    if bias is not None:
+        out = torch._add_relu_(out, bias) if relu else out.add_(bias)
+    elif relu:
+        out.relu_()
     return out.view(shape).permute(0, 3, 1, 2)
 
 

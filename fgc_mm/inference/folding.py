@@ -66,6 +66,7 @@ class FoldedLayer:
         self._lock = threading.Lock()
         self._prepared: Optional[_Prepared] = None
         self._packed: Optional[tuple[_Prepared, Optional[Tensor]]] = None
+        self._turned: Optional[tuple[_Prepared, Tensor]] = None
 
     def weights(
         self, rows: Optional[Tensor] = None, columns: Optional[Tensor] = None
@@ -103,6 +104,36 @@ class FoldedLayer:
         if packed is None:
             return convolve(self.conv, x, weight, bias, None, plus, relu, spend)
         return compute(self.conv, x, packed, bias, self.conv.groups, plus, relu, spend)
+
+    def turns(self, x: Tensor, columns: int) -> bool:
+        """Whether :meth:`run_turned` is the better way for so many input channels: where
+        there is more to gather than the output has values."""
+        kernel = self.conv.kernel_size[0] * self.conv.kernel_size[1]
+        positions = x.size(0) * x.size(2) * x.size(3)
+        many = 2 * kernel * columns >= positions
+        return self.channels_last and many and kernels.turns(self.conv) and kernels.fits(x)
+
+    def run_turned(self, x: Tensor, columns: Tensor, relu: bool, plus: Optional[Tensor]) -> Tensor:
+        """Convolve some input channels with all output channels, see
+        :func:`kernels.convolve_turned`.
+
+        Args:
+            x (Tensor): B x C x H x W, where :meth:`turns`.
+            columns (Tensor): The input channels.
+            relu (bool): Whether to take the ReLU of the result.
+            plus (Tensor, optional): What to add to the result before that.
+        """
+        prepared = self._current()
+        weight, shift = self._unpadded(*prepared[1:], columns=False)
+        known = self._turned
+        if known is None or known[0] is not prepared:
+            turned = weight.flip(2, 3).permute(1, 2, 3, 0).contiguous()
+            known = self._turned = (prepared, turned)
+        taken = known[1].index_select(0, columns).permute(0, 3, 1, 2)
+        if plus is None:
+            return kernels.convolve_turned(self.conv, x, taken, shift, relu)
+        out = kernels.convolve_turned(self.conv, x, taken, shift, False)
+        return torch._add_relu_(out, plus) if relu else out.add_(plus)
 
     def _pack(self, prepared: _Prepared, weight: Tensor, x: Tensor) -> Optional[Tensor]:
         """The weight of a preparation in the layout of the kernels, made once."""
@@ -204,7 +235,7 @@ class FoldedLayer:
 
     def __getstate__(self) -> dict:
         # Locks cannot be copied, and weights are prepared again in a moment.
-        left_out = ('_lock', '_prepared', '_packed')
+        left_out = ('_lock', '_prepared', '_packed', '_turned')
         return {key: value for key, value in self.__dict__.items() if key not in left_out}
 
     def __setstate__(self, state: dict) -> None:

@@ -19,6 +19,7 @@ from ..complexity.attach import is_watched, tell
 from ..gates import BinConcreteGate, Gate, GateRecord
 from ..gates.base import pool_mean
 from .folding import is_foldable
+from .forwards import autocasts
 from .stamp import Source, Stamp, checks
 
 _FEW = 1 << 17
@@ -86,7 +87,7 @@ class GateBundle:
             multiplied with.
         """
         usual = x.dtype == torch.float32 and x.device.type == 'cpu' and not x.requires_grad
-        if usual and not self.layer_norms:
+        if usual and not self.layer_norms and (checks.done or not autocasts()):
             logits, decided = self._quickly(x)
         else:
             with torch.autocast(x.device.type, enabled=False):
@@ -124,25 +125,24 @@ class GateBundle:
         positions = x.size(2) * x.size(3)
         first, bias, second, limit = self._at(prepared, positions)
         if x.numel() <= _FEW:
-            total = np.add.reduce(x.numpy(), axis=(2, 3))
+            total = torch.from_numpy(np.add.reduce(x.numpy(), axis=(2, 3)))
         else:
-            total = x.sum((2, 3)).numpy()
-        # Not dot, whose threads would get in the way of those of the convolutions.
-        hidden = np.einsum('bi,ih->bh', total, first)
-        hidden += bias
-        np.maximum(hidden, 0, out=hidden)
-        product = np.einsum('bh,hc->bc', hidden, second)
-        return partial(_scaled, product, positions, prepared[3]), product > limit
+            total = x.sum((2, 3))
+        hidden = torch.addmm(bias, total, first).relu_()
+        product = hidden.mm(second)
+        return partial(_scaled, product, positions, prepared[3]), product.numpy() > limit
 
-    def _at(self, prepared: tuple[Tensor, ...], positions: int) -> tuple[np.ndarray, ...]:
+    def _at(
+        self, prepared: tuple[Tensor, ...], positions: int
+    ) -> tuple[Tensor, Tensor, Tensor, np.ndarray]:
         """Weights, bias and limit for sums over so many positions."""
         thresholds = [gate.threshold for gate in self.gates.values()]
         known = self._known
         if known is None or known[0] is not prepared or known[1:3] != (positions, thresholds):
-            first, bias, second, second_bias = (each.numpy() for each in prepared)
-            limit = (positions * (self._cut() - second_bias)).astype(np.float32)
-            arrays = first, positions * bias, second, limit
-            known = self._known = (prepared, positions, thresholds, arrays)
+            first, bias, second, second_bias = prepared
+            limit = (positions * (self._cut() - second_bias.numpy())).astype(np.float32)
+            scaled = first, positions * bias, second, limit
+            known = self._known = (prepared, positions, thresholds, scaled)
         return known[3]
 
     def _logits(self, x: Tensor) -> Tensor:
@@ -257,9 +257,9 @@ def _same(logits: Tensor) -> Tensor:
     return logits
 
 
-def _scaled(product: np.ndarray, positions: int, bias: Tensor) -> Tensor:
+def _scaled(product: Tensor, positions: int, bias: Tensor) -> Tensor:
     """Logits from the product of sums."""
-    return torch.from_numpy(product) / positions + bias
+    return product / positions + bias
 
 
 def _opened(logits: Tensor, cut: Union[float, np.ndarray]) -> np.ndarray:

@@ -22,6 +22,7 @@ def _find(name: str, arguments: int, overload: str = 'default') -> Optional[torc
 
 _CONVOLVE = _find('_convolution_pointwise', 10)
 _ACCUMULATE = _find('_convolution_pointwise_', 13, 'binary')
+_TURN = _find('_convolution_transpose_pointwise', 11)
 _REORDER = _find('_reorder_convolution_weight', 6)
 
 
@@ -45,6 +46,24 @@ def accumulates(x: Tensor, plus: Tensor) -> bool:
         and plus.dtype == torch.float32
         and plus.is_contiguous(memory_format=torch.channels_last)
     )
+
+
+def turns(conv: nn.Conv2d) -> bool:
+    """Whether :func:`convolve_turned` can stand in for a convolution."""
+    return (
+        _TURN is not None
+        and conv.groups == 1
+        and conv.stride == (1, 1)
+        and conv.kernel_size != (1, 1)
+        and not isinstance(conv.padding, str)
+        and min(_turned_padding(conv)) >= 0
+    )
+
+
+def _turned_padding(conv: nn.Conv2d) -> list[int]:
+    assert not isinstance(conv.padding, str)
+    sides = zip(conv.kernel_size, conv.dilation, conv.padding, strict=True)
+    return [(size - 1) * step - pad for size, step, pad in sides]
 
 
 def pack(conv: nn.Conv2d, weight: Tensor, x: Tensor) -> Optional[Tensor]:
@@ -111,3 +130,24 @@ def accumulate(
     act = 'relu' if relu else None
     shape = conv.padding, conv.stride, conv.dilation
     return _ACCUMULATE(plus, x, weight, bias, *shape, groups, 'add', 1.0, act, [], None)
+
+
+def convolve_turned(
+    conv: nn.Conv2d, x: Tensor, weight: Tensor, bias: Optional[Tensor], relu: bool
+) -> Tensor:
+    """:func:`convolve` as the transposed convolution that computes the same.
+
+    Its weight has input channels first, so that some of them are whole rows: taking
+    those is copying memory, where elsewhere it is picking values one by one.
+
+    Args:
+        conv (nn.Conv2d): One that :func:`turns`.
+        x (Tensor): B x C x H x W, channels last.
+        weight (Tensor): C x outputs x kernel, upside down and channels last.
+        bias (Tensor, optional): The bias.
+        relu (bool): Whether to take the ReLU of the result.
+    """
+    assert _TURN is not None
+    act = 'relu' if relu else 'none'
+    shape = _turned_padding(conv), [0, 0], conv.stride, conv.dilation
+    return _TURN(x, weight, bias, *shape, 1, act, [], '')

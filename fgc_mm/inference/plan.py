@@ -28,6 +28,8 @@ CALL = 1.5e7
 LANES = 8
 """Channels that are computed together: 63 take the time of 64."""
 
+_MOST_KNOWN = 4096  # answers kept
+
 Masks = Mapping[str, np.ndarray]
 
 
@@ -103,6 +105,7 @@ class Planner:
     convs: Sequence[ConvCost]
     granularity: int = 1
     way: str = 'auto'
+    _known: dict[tuple, bool] = field(default_factory=dict, repr=False, compare=False)
 
     def plan(self, masks: Masks, positions: int) -> list[Part]:
         """The parts to run.
@@ -169,11 +172,22 @@ class Planner:
             exact = exact and mask.dtype == np.bool_
         if not channels:
             return Part(exact=exact)
-        if self._part_cost(channels, positions) < self._part_cost({}, positions):
+        if self._pays(channels, positions):
             part = self._part(masks, None)
             part.exact = exact
             return part
         return Part()
+
+    def _pays(self, channels: Mapping[str, int], positions: int) -> bool:
+        """Whether an image is cheaper on so many channels than on all."""
+        key = (positions, *channels.items(), *(conv.scale for conv in self.convs))
+        known = self._known.get(key)
+        if known is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            known = self._part_cost(channels, positions) < self._part_cost({}, positions)
+            self._known[key] = known
+        return known
 
     def padded(self, channels: int) -> int:
         """How many channels are computed for so many."""

@@ -27,7 +27,10 @@ WAYS = ('auto', 'dense', 'union', 'groups')
 
 
 def enable_sparse(
-    model: nn.Module, channels_last: bool = True, granularity: int = 8, way: str = 'auto'
+    model: nn.Module,
+    channels_last: bool = True,
+    granularity: Optional[int] = None,
+    way: str = 'auto',
 ) -> nn.Module:
     """Compute only the open channels of a model's gated backbones.
 
@@ -48,8 +51,9 @@ def enable_sparse(
         channels_last (bool): Run the backbone in channels-last layout, which
             suits odd numbers of channels; it returns the layout it is given.
             Defaults to True.
-        granularity (int): Pad the gathered channels to a multiple of this, with
-            zeros: 77 channels take longer than 80. Defaults to 8.
+        granularity (int, optional): Pad the gathered channels to a multiple of this,
+            with zeros. Defaults to None: 8 on a GPU, whose matrix units want it,
+            1 on a CPU, where padding was measured to gain nothing.
         way (str): How a batch is run: 'groups' of equal masks, on the 'union'
             of open channels, 'dense', or 'auto', whichever is cheapest.
             Defaults to 'auto'.
@@ -66,7 +70,7 @@ def enable_sparse(
         >>> with torch.no_grad():
         ...     outs = model(torch.rand(1, 3, 512, 512))
     """
-    if granularity < 1:
+    if granularity is not None and granularity < 1:
         raise ValueError(f'enable_sparse: granularity={granularity} must be at least 1')
     if way not in WAYS:
         raise ValueError(f'enable_sparse: way={way!r} must be one of {WAYS}')
@@ -79,13 +83,16 @@ def enable_sparse(
     return model
 
 
-def prepare(model: nn.Module, channels_last: bool, granularity: int = 8, way: str = 'auto') -> None:
+def prepare(
+    model: nn.Module, channels_last: bool, granularity: Optional[int] = None, way: str = 'auto'
+) -> None:
     """What :func:`enable_sparse` does, also for a backbone whose gates are gone."""
     disable_sparse(model)
     for name, block in _modules(model, GatedBlock):
         reason = why_not(block)
         if reason is None:
-            SparseBlock(block, channels_last, granularity, way).attach()
+            multiple = granularity or _granularity(block)
+            SparseBlock(block, channels_last, multiple, way).attach()
         else:
             print_log(
                 f'enable_sparse: block {name} stays masked, {reason}',
@@ -222,7 +229,10 @@ class CheckedForward:
         """Whether neither autocast nor anybody else's code takes part in the pass."""
         if autocasts():
             return False
-        return not any(m.training or is_watched(m) for m in self.modules)
+        return not any(
+            m.training or ((m._forward_hooks or m._forward_pre_hooks) and is_watched(m))
+            for m in self.modules
+        )
 
     def __getstate__(self) -> dict:
         return {**self.__dict__, '_watched': None}  # copies have tensors of their own
@@ -230,6 +240,11 @@ class CheckedForward:
 
 def _modules(model: nn.Module, kind: type) -> Iterator[tuple[str, Any]]:
     return ((name, m) for name, m in model.named_modules() if isinstance(m, kind))
+
+
+def _granularity(block: GatedBlock) -> int:
+    """What the number of gathered channels is padded to where a block lies now."""
+    return 8 if any(weight.is_cuda for weight in block.parameters()) else 1
 
 
 def _fold_plain_layers(module: Any, channels_last: bool) -> None:

@@ -77,7 +77,7 @@ class SparseBlock:
         block (GatedBlock): The block.
         channels_last (bool): Lay weights out for channels-last inputs.
             Defaults to True.
-        granularity (int): See :class:`Planner`. Defaults to 8.
+        granularity (int): See :class:`Planner`. Defaults to 1.
         way (str): See :class:`Planner`. Defaults to 'auto'.
     """
 
@@ -85,7 +85,7 @@ class SparseBlock:
         self,
         block: GatedBlock,
         channels_last: bool = True,
-        granularity: int = 8,
+        granularity: int = 1,
         way: str = 'auto',
     ) -> None:
         self.block = block
@@ -291,6 +291,15 @@ class _Layers:
         spend = plus is not None and checks.done and self._is_spent(plus)
         if checks.done and rows is None and columns is None:
             out = entry.folded.run(x, relu, plus, spend)
+            tell(conv, x, out)
+            return out
+        if (
+            checks.done
+            and rows is None
+            and columns is not None
+            and entry.folded.turns(x, columns.numel())
+        ):
+            out = entry.folded.run_turned(x, columns, relu, plus)
             tell(conv, x, out)
             return out
         groups: int = conv.groups

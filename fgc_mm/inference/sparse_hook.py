@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Optional
+
 from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
@@ -22,11 +24,13 @@ class SparseInferenceHook(Hook):
 
     Args:
         channels_last (bool): See :func:`enable_sparse`. Defaults to True.
-        granularity (int): See :func:`enable_sparse`. Defaults to 8.
+        granularity (int, optional): See :func:`enable_sparse`. Defaults to None.
         way (str): See :func:`enable_sparse`. Defaults to 'auto'.
     """
 
-    def __init__(self, channels_last: bool = True, granularity: int = 8, way: str = 'auto') -> None:
+    def __init__(
+        self, channels_last: bool = True, granularity: Optional[int] = None, way: str = 'auto'
+    ) -> None:
         self.options = dict(channels_last=channels_last, granularity=granularity, way=way)
 
     def before_val(self, runner: Runner) -> None:
