@@ -109,14 +109,15 @@ def _multiply(
     spend: bool,
 ) -> Tensor:
     """A pointwise convolution in channels-last layout as a product."""
-    pixels = x.permute(0, 2, 3, 1)
-    rows, shape = pixels.flatten(0, 2), (*pixels.shape[:3], len(weight))
+    batch, _, height, width = x.shape
+    outs = weight.size(0)
+    rows = x.permute(0, 2, 3, 1).flatten(0, 2)
     if plus is None:
         out = rows.mm(weight.t())
     else:
         # Summing up in the shortcut spares a pass over it.
-        start = plus.permute(0, 2, 3, 1).reshape(-1, len(weight))
-        if spend and plus.dtype == x.dtype and _fills(plus, x, len(weight), x.shape[2:]):
+        start = plus.permute(0, 2, 3, 1).reshape(-1, outs)
+        if spend and plus.dtype == x.dtype and _fills(plus, x, outs, (height, width)):
             out = start.addmm_(rows, weight.t())
         else:
             out = torch.addmm(start, rows, weight.t())
@@ -125,7 +126,7 @@ def _multiply(
         out = torch._add_relu_(out, bias) if relu else out.add_(bias)
     elif relu:
         out.relu_()
-    return out.view(shape).permute(0, 3, 1, 2)
+    return out.view(batch, height, width, outs).permute(0, 3, 1, 2)
 
 
 def _multiplies(conv: nn.Conv2d, x: Tensor, adds: bool) -> bool:

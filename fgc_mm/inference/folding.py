@@ -184,8 +184,8 @@ class FoldedLayer:
         if columns is not None:
             # gather runs on all cores and over two dimensions, index_select on one.
             lines = weight.reshape(-1, weight.size(3))
-            lines = lines.gather(1, columns.expand(len(lines), -1))
-            weight = lines.view(*weight.shape[:3], len(columns))
+            lines = lines.gather(1, columns.expand(lines.size(0), -1))
+            weight = lines.view(*weight.shape[:3], columns.size(0))
         return weight.permute(0, 3, 1, 2)
 
     def sources(self) -> list[Source]:
