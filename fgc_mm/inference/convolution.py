@@ -16,7 +16,7 @@ from .stamp import checks
 
 # On larger maps the convolution is the faster of the two on a CPU; a product can add to
 # a shortcut, which spares more.
-PRODUCT_POSITIONS = 2048
+PRODUCT_POSITIONS = 512
 SUM_POSITIONS = 8192
 
 
