@@ -191,6 +191,8 @@ def task_networks(
     if name == 'faster_rcnn':
         # Random weights leave each network another number of proposals: take 1000 each.
         model_cfg.test_cfg.rpn.nms.iou_threshold = 1.0
+        # ... of any size: look at the same number of points in each.
+        model_cfg.roi_head.bbox_roi_extractor.roi_layer.sampling_ratio = 2
     for head in ('decode_head', 'auxiliary_head'):
         if head in model_cfg:
             model_cfg[head].norm_cfg = dict(type='BN')

@@ -4,9 +4,13 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
+from concurrent.futures import ThreadPoolExecutor
+from typing import Optional
 
 import cv2
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -56,5 +60,38 @@ def to_contiguous(maps: Tensor) -> Tensor:
     for image, target in zip(
         maps.permute(0, 2, 3, 1).flatten(1, 2).numpy(), out.flatten(2).numpy(), strict=True
     ):
-        cv2.transpose(image, dst=target)
+        _transpose(image, target)
     return out
+
+
+_MANY = 1 << 22
+"""Values of an image that are worth a second thread."""
+_helper: Optional[ThreadPoolExecutor] = None
+
+
+def _second_thread() -> ThreadPoolExecutor:
+    global _helper
+    if _helper is None:
+        _helper = ThreadPoolExecutor(1, 'fgc_mm_transpose')
+    return _helper
+
+
+def _forget_thread() -> None:
+    """Threads do not come along into a forked process."""
+    global _helper
+    _helper = None
+
+
+if hasattr(os, 'register_at_fork'):
+    os.register_at_fork(after_in_child=_forget_thread)
+
+
+def _transpose(image: np.ndarray, target: np.ndarray) -> None:
+    """Positions x channels as channels x positions, half of the channels each in two threads."""
+    half = image.shape[1] // 2
+    if image.size < _MANY or half == 0 or torch.get_num_threads() < 2:
+        cv2.transpose(image, dst=target)
+        return
+    other = _second_thread().submit(cv2.transpose, image[:, :half], target[:half])
+    cv2.transpose(image[:, half:], dst=target[half:])
+    other.result()

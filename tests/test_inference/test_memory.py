@@ -1,4 +1,5 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+import multiprocessing
 import platform
 import subprocess
 import sys
@@ -6,6 +7,7 @@ import sys
 import pytest
 import torch
 
+from fgc_mm.inference import memory
 from fgc_mm.inference.memory import keep_memory, to_contiguous
 
 FAULTS = """
@@ -32,6 +34,23 @@ def test_same_values_in_the_usual_layout(shape, dtype, layout):
     assert out.dtype == dtype
     assert torch.equal(out, maps)
     assert torch.equal(maps, before)
+
+
+def in_two_threads():
+    for shape in ((1, 8, 5, 7), (2, 5, 6, 3), (1, 1, 4, 4)):
+        maps = torch.rand(shape).contiguous(memory_format=torch.channels_last)
+        assert torch.equal(to_contiguous(maps), maps)
+
+
+def test_two_threads_also_after_a_fork(monkeypatch):
+    monkeypatch.setattr(memory, '_MANY', 1)
+    monkeypatch.setattr(torch, 'get_num_threads', lambda: 2)
+    in_two_threads()
+    assert memory._helper is not None
+    child = multiprocessing.get_context('fork').Process(target=in_two_threads)
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
 
 
 def test_gradients_pass():
