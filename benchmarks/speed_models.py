@@ -189,10 +189,9 @@ def task_networks(
         zero_init_residual=False,
     )
     if name == 'faster_rcnn':
-        # Random weights leave each network another number of proposals: take 1000 each.
+        # 1000 proposals, and no object found in them.
         model_cfg.test_cfg.rpn.nms.iou_threshold = 1.0
-        # ... of any size: look at the same number of points in each.
-        model_cfg.roi_head.bbox_roi_extractor.roi_layer.sampling_ratio = 2
+        model_cfg.test_cfg.rcnn.score_thr = 1.0
     for head in ('decode_head', 'auxiliary_head'):
         if head in model_cfg:
             model_cfg[head].norm_cfg = dict(type='BN')
@@ -202,6 +201,11 @@ def task_networks(
         own.backbone.update(options)
         model = MODELS.build(own)
         model.init_weights()
+        if name == 'faster_rcnn':
+            # Random weights would give each network other proposals, and with them other
+            # work: without any, all have the anchors.
+            for conv in (model.rpn_head.rpn_cls, model.rpn_head.rpn_reg):
+                nn.init.zeros_(conv.weight)
         return model
 
     gated = build({})
