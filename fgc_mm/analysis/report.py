@@ -16,6 +16,7 @@ from .extra import need
 from .gather import check_max_images, gather
 from .report_data import payload
 from .report_runs import ReportRun, read_run
+from .results import metric_unit
 
 TEMPLATES = Path(__file__).parent / 'templates'
 _SAME = {
@@ -122,7 +123,7 @@ def result_rows(runs: Sequence[ReportRun]) -> list[dict[str, Any]]:
             for found in run.published:
                 value = found['metrics'].get(index_name)
                 values.append(None if value is None else value * factor)
-        rows.append(dict(name=name, values=values))
+        rows.append(dict(name=name, unit=metric_unit(name), values=values))
     return rows
 
 

@@ -70,7 +70,8 @@ def test_tensorboard_has_all_that_is_logged(trained):
     assert expected <= tags
     gate = 'backbone.layer4.1.gate1'
     for name in (
-        *('loss', 'loss_l0', 'loss_fgc', 'loss_batch_shaping', 'lr', 'accuracy/top1'),
+        *('loss', 'loss_task', 'loss_l0', 'loss_fgc', 'loss_batch_shaping'),
+        *('lr', 'accuracy/top1'),
         *('gate/openness', f'gate/openness/{gate}', 'fgc/overlap', f'fgc/overlap/{gate}'),
         *('macs/pruning_ratio', 'macs/backbone_executed_G', 'gates/openness', 'gates/dynamic'),
     ):
@@ -180,10 +181,12 @@ def check_keys(page):
     losses = page.locator('#training .card', has_text='losses')
     runs, lines = losses.locator('.legend').all()
     assert runs.locator('span').all_inner_texts() == ['coupled', 'dense']  # the third has no log
-    assert lines.locator('span').all_inner_texts() == ['loss', 'loss_l0', 'loss_fgc']
+    assert lines.locator('span').all_inner_texts() == [
+        *('loss', 'loss_task', 'loss_l0', 'loss_fgc')
+    ]
     dashes = [n.get_attribute('stroke-dasharray') for n in lines.locator('path').all()]
     drawn = [n.get_attribute('stroke-dasharray') for n in losses.locator('.plot path').all()]
-    assert len(set(dashes)) == 3 and drawn[1:] == [*dashes, *dashes]  # after the axes
+    assert len(set(dashes)) == 4 and drawn[1:] == [*dashes, *dashes]  # after the axes
     openness = page.locator('#training .card', has_text='openness').locator('.plot text')
     assert openness.last.text_content() == 'share of open channels'
     scales = page.locator('#frequency .scale').all_inner_texts()

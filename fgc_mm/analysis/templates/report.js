@@ -280,7 +280,7 @@ function training() {
   const titles = [...new Set(data.runs.flatMap((run) => Object.keys(run.training)))];
   if (!titles.length) return [el('p', { class: 'hint' }, 'No run has a log of its training.')];
   const several = data.runs.filter((run) => Object.keys(run.training).length).length > 1;
-  const dashes = ['none', '6 3', '2 3', '8 3 2 3'];
+  const dashes = ['none', '6 3', '2 3', '8 3 2 3', '8 3 2 3 2 3'];
   return titles.flatMap((title) => {
     // Runs are compared by what sums up a panel; of one run all curves are there.
     const curves = data.runs.map((run) => (run.training[title] || []).filter((curve) => !several || !curve.detail));
