@@ -78,7 +78,7 @@ def frequency_figure(table: GateTable, layer: str) -> Figure:
         left.set_xlabel('channel, most often open first')
         left.set_ylabel(_class_axis(table))
         left.set_yticks(range(len(classes)), classes)
-        left.set_title(f'{short_name(layer, table.layers)}: {overall.mean():.0%} open')
+        left.set_title(f'{short_name(layer, table.layers)}: {100 * overall.mean():.3g} % open')
         figure.colorbar(image, ax=left, label='execution frequency', pad=0.01)
         similar = class_similarity(values, overall)
         image = style.heat_map(right, similar, style.DIVERGING, -1)

@@ -97,7 +97,8 @@ def panels(curves: Mapping[str, Curves]) -> dict[str, list[str]]:
         'budget': [n for n in names if n.startswith('budget/') and n not in _WEIGHTS],
         'weight of the budget': [n for n in names if n in _WEIGHTS],
     }
-    return {title: own for title, own in found.items() if own}
+    # What sums up a panel comes first, whatever was logged first.
+    return {title: sorted(own, key=is_detail) for title, own in found.items() if own}
 
 
 def curve_label(name: str, names: Sequence[str]) -> str:

@@ -151,6 +151,12 @@ def test_a_gallery_goes_from_the_nearest_to_the_last():
     assert len(neighbours.gallery(rows[:4], near=3, far=2)) == 4
 
 
+def test_similarities_have_the_decimals_that_tell_them_apart():
+    assert neighbours.decimals([[0.9, 0.9, 0.1], [0.5]]) == 3
+    assert neighbours.decimals([[0.9, 0.1], [0.99999, 0.9999, 0.9998]]) == 4
+    assert neighbours.decimals([[1.0, 1.0]]) == 6  # not more, whatever they are
+
+
 def test_a_query_that_is_not_there(tmp_path):
     with pytest.raises(UsageError, match='--query 40 must be 0 to 39'):
         neighbours.analyze_neighbours(make_table(), LAYERS[:1], Pictures(), tmp_path, [40])
