@@ -241,7 +241,7 @@ def readable(value: Any) -> str:
 def _breakable(name: Any) -> Any:
     """A name as HTML that may go on in the next line after a dot, a slash or an underscore."""
     text = str(need('markupsafe', 'a report').escape(name))
-    return need('markupsafe', 'a report').Markup(re.sub(r'([./_])(?=\w)', r'\1<wbr>', text))
+    return need('markupsafe', 'a report').Markup(re.sub(r'([./_])(?=\w{2})', r'\1<wbr>', text))
 
 
 def _script(data: Any) -> Any:

@@ -266,7 +266,7 @@ function alignment() {
   const { rows, panels, k } = data.alignment;
   const layers = [...new Set(rows.map((row) => row.layer))];
   const runs = data.runs.map((run) => run.name).filter((name) => rows.some((row) => row.run === name));
-  if (!rows.length) return [el('p', { class: 'hint' }, 'No run has gates.')];
+  if (!rows.length) return [el('p', { class: 'hint' }, 'There are no gates to show.')];
   const colours = new Map(data.runs.map((run, n) => [run.name, runColour(n)]));
   const names = legend(runs.map((name) => [name, colours.get(name)]));
   return Object.entries(panels).map(([column, title]) => {
