@@ -63,6 +63,7 @@ def cost_figure(table: GateTable, pictures: Thumbnails, extremes: int = 6) -> Fi
         plots[0].axvline(macs.mean(), color=style.RUNS[1], linestyle='--')
         plots[0].set_xlabel('executed MACs of the backbone per picture, 10⁹')
         plots[0].set_ylabel('pictures')
+        plots[0].yaxis.set_major_locator(MaxNLocator(integer=True))
         plots[0].set_title(f'mean {macs.mean():.4g} (dashed) of {dense:.4g} without gates')
         if with_objects:
             objects = np.array([row['objects'] for row in rows])

@@ -122,6 +122,15 @@ def test_a_query_by_number_and_by_file():
         find_picture(table, 'a.jpg')
 
 
+@pytest.mark.parametrize('name', ['0', 'background', 'potted plant on a table'])
+@pytest.mark.parametrize('classes', [3, 20])
+def test_names_of_classes_have_room(name, classes):
+    table = make_table(60)
+    table.classes = [f'{name} {n}' for n in range(classes)]
+    table.amount = np.eye(classes, dtype=np.float32)[np.arange(60) % classes]
+    assert_labelled(frequency.frequency_figure(table, LAYERS[-1]), 2)
+
+
 @pytest.mark.parametrize('space', ['logits', 'mask'])
 def test_neighbours_against_scikit_learn(space, tmp_path):
     table = make_table()

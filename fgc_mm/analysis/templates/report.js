@@ -108,22 +108,24 @@ function fit(root) {
   });
 }
 
-function frame({ width, x, y, xlabel, ylabel, height = 230, names, label }) {
+// `whole`: axes that count things, where a fraction means nothing.
+function frame({ width, x, y, xlabel, ylabel, height = 230, names, label, whole = '' }) {
   const top = 10, right = 12, angle = 60, up = Math.sin(angle * Math.PI / 180);
-  const left = Math.max(52, 28 + 7 * Math.max(...ticks(y).map((t) => number(t).length)));
+  const marks = (axis, range, count) => ticks(range, count).filter((t) => !whole.includes(axis) || Number.isInteger(t));
+  const left = Math.max(52, 28 + 7 * Math.max(...marks('y', y).map((t) => number(t).length)));
   const bottom = names ? 34 + up * 6.5 * Math.max(...names.map((name) => name.length)) : 40;
   if (names) height += bottom - 40;
   const root = svg('svg', { viewBox: `0 0 ${width} ${height}`, role: 'img', 'aria-label': label || `${ylabel} over ${xlabel}` });
   const px = (v) => left + (v - x[0]) / (x[1] - x[0]) * (width - left - right);
   const py = (v) => height - bottom - (v - y[0]) / (y[1] - y[0]) * (height - bottom - top);
-  for (const t of ticks(y)) {
+  for (const t of marks('y', y)) {
     root.append(svg('line', { class: 'grid', x1: left, x2: width - right, y1: py(t), y2: py(t) }));
     root.append(svg('text', { x: left - 5, y: py(t) + 4, 'text-anchor': 'end' }, number(t)));
   }
   // As many names as have room.
   const every = names ? Math.ceil(14 / (up * Math.abs(px(1) - px(0)))) : 1;
   if (names) names.forEach((name, n) => n % every || root.append(svg('text', { transform: `translate(${px(n) + 4} ${height - bottom + 14}) rotate(-${angle})`, 'text-anchor': 'end' }, name)));
-  else for (const t of ticks(x, Math.max(2, Math.floor(width / 80)))) root.append(svg('text', { x: px(t), y: height - bottom + 15, 'text-anchor': 'middle' }, number(t)));
+  else for (const t of marks('x', x, Math.max(2, Math.floor(width / 80)))) root.append(svg('text', { x: px(t), y: height - bottom + 15, 'text-anchor': 'middle' }, number(t)));
   root.append(svg('path', { class: 'axis', d: `M${left},${top}V${height - bottom}H${width - right}` }));
   root.append(svg('text', { x: (left + width - right) / 2, y: height - 4, 'text-anchor': 'middle' }, xlabel));
   root.append(svg('text', { transform: `translate(12 ${(height - bottom + top) / 2}) rotate(-90)`, 'text-anchor': 'middle' }, ylabel));
@@ -224,8 +226,8 @@ const sections = {
     if (!run.cost) return card(run.name, without(run, 'no gates'));
     const { macs, objects } = run.cost, unit = 'executed MACs of the backbone, 10⁹';
     const pictures = (list) => el('div', { class: 'row' }, ...list.map((p) => gallery(run, p, macs[p].toPrecision(4))));
-    const plots = [plot((width) => histogram(macs, { width, xlabel: unit, ylabel: 'pictures', colour: runColour(n) }))];
-    if (objects) plots.push(plot((width) => scatter(objects.map((o, p) => [o, macs[p]]), () => runColour(n), { width, xlabel: run.cost.objects_name, ylabel: 'MACs, 10⁹' }, (p) => describe(run, p))));
+    const plots = [plot((width) => histogram(macs, { width, xlabel: unit, ylabel: 'pictures', whole: 'y', colour: runColour(n) }))];
+    if (objects) plots.push(plot((width) => scatter(objects.map((o, p) => [o, macs[p]]), () => runColour(n), { width, xlabel: run.cost.objects_name, ylabel: 'MACs, 10⁹', whole: 'x' }, (p) => describe(run, p))));
     const mean = macs.reduce((a, b) => a + b, 0) / macs.length;
     const rho = run.cost.correlation === null ? '' : `, Spearman's rank correlation with ${run.cost.objects_name} ${number(run.cost.correlation)}`;
     return card(run.name, el('p', { class: 'hint' }, `${macs.length} of ${run.of} pictures of the ${run.split} split, ${run.checkpoint}: mean ${number(mean)} of ${number(run.cost.dense)} · 10⁹ MACs without gates${rho}`),
