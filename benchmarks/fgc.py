@@ -24,10 +24,12 @@ import statistics
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from fgc_layers import PlainCoupling, batch_of, run_ours, run_plain, trained_layer
+from fgc_plot import draw
 from torch import Tensor
 
 from fgc_mm.coupling import (
@@ -65,7 +67,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         '--plain-limit', type=int, default=200_000, help='largest N of the plain way'
     )
-    parser.add_argument('--plot', help='picture of --scaling')
+    parser.add_argument('--plot', type=Path, help='picture of --scaling, as .png and .svg')
     parser.add_argument('--large', action='store_true', help='one step at the size of ImageNet')
     parser.add_argument('--backends', action='store_true', help='torch against faiss')
     parser.add_argument('--approximate', action='store_true', help='recall and cost')
@@ -164,29 +166,6 @@ def show(results: list[dict], args) -> None:
         else:
             line += '| | | |'
         print(line)
-
-
-def plot(results: list[dict], path: str, args) -> None:
-    import matplotlib
-
-    matplotlib.use('Agg')
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.6))
-    for name, label in (('ours', 'fgc_mm'), ('plain', 'plain')):
-        have = [r for r in results if name in r]
-        sizes = [r['size'] for r in have]
-        axes[0].loglog(sizes, [ms(r['times'][name]) for r in have], 'o-', label=label)
-        axes[1].loglog(sizes, [max(1, r[name]) for r in have], 'o-', label=label)
-    for axis, what in zip(axes, ('ms per layer and step', 'MB beyond the banks'), strict=True):
-        axis.set_xlabel('instances N')
-        axis.set_ylabel(what)
-        axis.grid(True, which='both', alpha=0.3)
-        axis.legend()
-    figure.suptitle(f'D={args.dim}, B={args.batch}, k={args.k}, {args.threads} CPU threads')
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    print(f'\nwritten: {path}')
 
 
 def large(args) -> None:
@@ -328,7 +307,9 @@ def main() -> None:
         results = [compare(size, args, size <= args.plain_limit) for size in args.sizes]
         show(results, args)
         if args.plot:
-            plot(results, args.plot, args)
+            caption = f'D={args.dim}, B={args.batch}, k={args.k}, {args.threads} CPU threads'
+            written = draw(results, args.plot, caption)
+            print(f'\nwritten: {", ".join(map(str, written))}')
     for wanted, part in (
         (args.large, large),
         (args.backends, backends),

@@ -116,7 +116,8 @@ def alignment_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
                     place.scatter(x, y, marker='*', s=90, color=look['color'], label=label)
             if column == 'overlap':
                 title = f'{title} @ {rows[0]["k"]}'
-            place.set_ylabel(f'{title}, 0 to 1')
+            place.set_title(title)
+            place.set_ylabel(f'{"share" if column == "overlap" else "NMI"}, 0 to 1')
             place.set_ylim(0, 1)
             place.grid(True)
         names = [short_name(layer, layers) for layer in layers]

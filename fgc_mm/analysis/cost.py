@@ -56,13 +56,14 @@ def cost_figure(table: GateTable, pictures: Thumbnails, extremes: int = 6) -> Fi
     with_objects = table.info.get('task') != 'classification'
     count = min(extremes, len(rows))
     with style.style():
-        figure = style.new_figure(8.5, 5.2)
-        top, bottom = figure.subfigures(2, 1, squeeze=False, height_ratios=[1.3, 1])[:, 0]
+        figure = style.new_figure(8.5, 5.6)
+        top, bottom = figure.subfigures(2, 1, squeeze=False, height_ratios=[1.2, 1])[:, 0]
         plots = top.subplots(1, 2 if with_objects else 1, squeeze=False)[0]
         plots[0].hist(macs, bins=min(40, max(5, len(rows) // 8)), color=style.RUNS[0])
         plots[0].axvline(macs.mean(), color=style.RUNS[1], linestyle='--')
         plots[0].set_xlabel('executed MACs of the backbone per picture, 10⁹')
         plots[0].set_ylabel('pictures')
+        plots[0].yaxis.set_major_locator(MaxNLocator(integer=True))
         plots[0].set_title(f'mean {macs.mean():.4g} (dashed) of {dense:.4g} without gates')
         if with_objects:
             objects = np.array([row['objects'] for row in rows])
@@ -70,7 +71,7 @@ def cost_figure(table: GateTable, pictures: Thumbnails, extremes: int = 6) -> Fi
             plots[1].scatter(objects + jitter, macs, s=9, alpha=0.6, color=style.RUNS[0])
             plots[1].set_xlabel(objects_name(table))
             plots[1].xaxis.set_major_locator(MaxNLocator(integer=True))
-            plots[1].set_ylabel('executed MACs of the backbone, 10⁹')
+            plots[1].set_ylabel('executed MACs, 10⁹')
             plots[1].set_title(f"Spearman's rank correlation {rank_correlation(objects, macs):.2f}")
         galleries = bottom.subplots(2, count, squeeze=False)
         for line, found, name in (
@@ -78,7 +79,7 @@ def cost_figure(table: GateTable, pictures: Thumbnails, extremes: int = 6) -> Fi
             (galleries[1], rows[-count:], 'dearest'),
         ):
             for place, row in zip(line, found, strict=True):
-                text = f'{row["executed_G"]:.4g}  {row["category"]}'
+                text = f'{row["executed_G"]:#.4g} · 10⁹\nclass {row["category"]}'
                 show(place, pictures.read(row['picture']), text)
             line[0].text(
                 -0.12, 0.5, name, rotation=90, ha='right', va='center', transform=line[0].transAxes

@@ -128,7 +128,8 @@ def run(runner: Runner, args: argparse.Namespace) -> None:
     target = Path(args.out) if args.out else Path(runner.work_dir) / 'dial.json'
     report.dump(target, dict(config=args.config, checkpoint=args.checkpoint, points=points))
     print('\n' + write_table(rows, name, target.parent, target.stem))
-    figure = tradeoff_figure(rows, name, Path(args.checkpoint).name)
+    network = f'{Path(args.config).stem}, {Path(args.checkpoint).name}'
+    figure = tradeoff_figure(rows, name, f'{network}, at {len(rows)} thresholds of its gates')
     style.save(figure, target.with_suffix(''))
     print(f'written: {target}, the table as .csv and .md, and the plot as .png and .svg')
 

@@ -81,24 +81,26 @@ def neighbours_figure(
     space = options.pop('space', 'logits')
     rows = [gallery(ranking(table, layer, query, space), **options) for query in queries]
     columns = 1 + max(map(len, rows))
+    digits = decimals([[row['similarity'] for row in found] for found in rows])
     main = table.main_class
     with style.style():
-        height = 1.25 * len(rows) + 0.4
+        height = 1.35 * len(rows) + 0.4
         figure = style.new_figure(1.05 * columns, height, layout=None)
-        margins = dict(left=0.005, right=0.995, bottom=0.005, top=1 - 0.5 / height)
+        margins = dict(left=0.005, right=0.995, bottom=0.005, top=1 - 0.6 / height)
         axes = figure.subplots(
-            len(rows), columns, squeeze=False, gridspec_kw=dict(wspace=0.08, hspace=0.25, **margins)
+            len(rows), columns, squeeze=False, gridspec_kw=dict(wspace=0.08, hspace=0.35, **margins)
         )
         for line, query, found in zip(axes, queries, rows, strict=True):
-            show(line[0], pictures.read(query), f'query {query}: {_name(table, main[query])}')
+            what = table.class_name(int(main[query]))
+            show(line[0], pictures.read(query), f'query {query}\nclass {what}')
             for place, row in zip(line[1:], found, strict=False):
-                title = f'{row["similarity"]:.3f}  {row["category"]}'
+                title = f'cosine {row["similarity"]:.{digits}f}\nclass {row["category"]}'
                 show(place, pictures.read(row['picture']), title)
             for place in line[1 + len(found) :]:
                 place.set_axis_off()
         figure.suptitle(
-            f'{short_name(layer, table.layers)}: nearest by cosine of gate {space}, then ever '
-            'less similar to the last of all',
+            f'{short_name(layer, table.layers)}, cosine of gate {space}: a query, its nearest '
+            'pictures, then ever less similar ones to the last of all',
             fontsize=9,
         )
     return figure
@@ -115,6 +117,18 @@ def gallery(rows: Sequence[dict], near: int = 5, far: int = 4) -> list[dict]:
     rest = range(near, len(rows))
     chosen = spread_out(rest, far + 1)[1:] if far and len(rest) > far else list(rest)[:far]
     return [*rows[:near], *(rows[number] for number in chosen)]
+
+
+def decimals(rows: Sequence[Sequence[float]]) -> int:
+    """As many, 3 to 6, as it takes to see that the last of each row is less than the first.
+
+    Args:
+        rows (Sequence[Sequence[float]]): Values from most to least.
+    """
+    for digits in range(3, 6):
+        if all(f'{row[0]:.{digits}f}' != f'{row[-1]:.{digits}f}' for row in rows if len(row) > 1):
+            return digits
+    return 6
 
 
 def analyze_neighbours(
@@ -152,7 +166,3 @@ def analyze_neighbours(
         stem = f'neighbours_{short_name(layer, table.layers)}'
         written += style.save(figure, out_dir / stem)
     return written
-
-
-def _name(table: GateTable, index: int) -> str:
-    return table.class_name(int(index))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
@@ -16,6 +17,7 @@ from .extra import need
 from .gather import check_max_images, gather
 from .report_data import payload
 from .report_runs import ReportRun, read_run
+from .results import metric_unit
 
 TEMPLATES = Path(__file__).parent / 'templates'
 _SAME = {
@@ -67,7 +69,7 @@ def write_report(
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters['number'] = readable
+    environment.filters.update(number=readable, breakable=_breakable)
     data = payload(runs, max_layers)
     text = environment.get_template('report.html.j2').render(
         runs=runs,
@@ -106,7 +108,9 @@ def result_columns(runs: Sequence[ReportRun]) -> list[dict[str, str]]:
     columns = []
     for run in runs:
         columns.append(dict(title=run.name, detail=run.measured or 'no figures'))
-        columns += [dict(title=found['source'], detail='model index') for found in run.published]
+        for found in run.published:
+            who, _, config = found['source'].partition(': ')
+            columns.append(dict(title=who, detail=f'model index, {config}'))
     return columns
 
 
@@ -122,7 +126,7 @@ def result_rows(runs: Sequence[ReportRun]) -> list[dict[str, Any]]:
             for found in run.published:
                 value = found['metrics'].get(index_name)
                 values.append(None if value is None else value * factor)
-        rows.append(dict(name=name, values=values))
+        rows.append(dict(name=name, unit=metric_unit(name), values=values))
     return rows
 
 
@@ -232,6 +236,12 @@ def readable(value: Any) -> str:
     if isinstance(value, float):
         return 'NaN' if math.isnan(value) else f'{value:.4g}'
     return str(value)
+
+
+def _breakable(name: Any) -> Any:
+    """A name as HTML that may go on in the next line after a dot, a slash or an underscore."""
+    text = str(need('markupsafe', 'a report').escape(name))
+    return need('markupsafe', 'a report').Markup(re.sub(r'([./_])(?=\w{2})', r'\1<wbr>', text))
 
 
 def _script(data: Any) -> Any:

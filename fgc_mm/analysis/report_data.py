@@ -14,7 +14,7 @@ from .cost import cost_rows, objects_name, rank_correlation
 from .embedding import class_groups, embed_table
 from .frequency import class_similarity, frequencies
 from .gate_table import GateTable, short_name
-from .neighbours import default_queries, gallery, ranking
+from .neighbours import decimals, default_queries, gallery, ranking
 from .progress import progress
 from .report_runs import ReportRun
 from .thumbnails import Thumbnails, spread_out
@@ -125,15 +125,15 @@ def _frequency(table: GateTable, layer: str) -> dict[str, Any]:
 
 
 def _neighbours(table: GateTable, layer: str) -> list[dict[str, Any]]:
+    queries = default_queries(table, 4)
+    found = [gallery(ranking(table, layer, query)) for query in queries]
+    digits = decimals([[row['similarity'] for row in rows] for rows in found])
     return [
         dict(
             query=query,
-            hits=[
-                [row['picture'], _round(row['similarity'])]
-                for row in gallery(ranking(table, layer, query))
-            ],
+            hits=[[row['picture'], f'{row["similarity"]:.{digits}f}'] for row in rows],
         )
-        for query in default_queries(table, 4)
+        for query, rows in zip(queries, found, strict=True)
     ]
 
 

@@ -20,6 +20,7 @@ METRICS = ('error/top1', 'pascal_voc/mAP', 'coco/bbox_mAP', 'mIoU', 'accuracy/to
 """The first that a run has is what a table is about, unless told."""
 ACCURACIES = ('accuracy/top1', *METRICS[1:4])
 """Likewise, where more is to be better."""
+_PERCENT = ('mIoU', 'mAcc', 'aAcc', 'mDice', 'mFscore', 'pixel_accuracy')
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,35 @@ def task_metric(
         if name not in known:
             raise ValueError(f'metric {name!r} is not among {", ".join(known)}; choose by --metric')
     return name
+
+
+def metric_unit(name: str) -> str:
+    """What a figure of a test is counted in: '%', '10⁹', '0 to 1', or '' if unknown.
+
+    The task packages disagree: accuracies and mIoU are in percent, mAP is a share.
+
+    Args:
+        name (str): Its name as in ``figures.json``.
+    """
+    last = name.rpartition('/')[2]
+    if name.startswith('macs/') and last.endswith('_G'):
+        return '10⁹'
+    if name == RATIO or 'accuracy/top' in name or 'error/top' in name or last in _PERCENT:
+        return '%'
+    if (
+        name.startswith('gates/')
+        or last.startswith('AP')
+        or last.endswith('mAP')
+        or '_mAP_' in last
+    ):
+        return '0 to 1'
+    return ''
+
+
+def metric_label(name: str) -> str:
+    """A metric with its unit, as the label of an axis."""
+    unit = metric_unit(name)
+    return f'{name}, {unit}' if unit else name
 
 
 def collect(
@@ -141,7 +171,10 @@ def sweep_figure(rows: Sequence[Row], metric: str) -> Figure:
     with style.style():
         figure = style.new_figure(max(5.0, 0.7 * len(rows) + 2), 6)
         axes = figure.subplots(2, sharex=True)
-        parts = ((axes[0], 'metric', metric), (axes[1], 'ratio', 'backbone MACs saved, %'))
+        parts = (
+            (axes[0], 'metric', metric_label(metric)),
+            (axes[1], 'ratio', 'backbone MACs saved, %'),
+        )
         for axis, attribute, title in parts:
             for number, series in enumerate(dict.fromkeys(row.series for row in rows)):
                 own = [
@@ -192,7 +225,7 @@ def tradeoff_figure(rows: Sequence[Row], metric: str, title: str = '') -> Figure
             across, up = zip(*dots, strict=True)
             axes.scatter(across, up, s=8, alpha=0.5, color=look['color'])
         axes.set_xlabel("executed MACs of the backbone, % of the dense one's")
-        axes.set_ylabel(metric)
+        axes.set_ylabel(metric_label(metric))
         axes.set_title(title)
         axes.grid(True)
         if any(row.series for row in rows):

@@ -87,7 +87,7 @@ def _shrink(picture: np.ndarray, size: int) -> np.ndarray:
 
 
 def show(axes: Any, picture: np.ndarray, title: str) -> None:
-    """A picture without axes, a line of text above it."""
+    """A picture without axes, some text above it."""
     axes.imshow(picture)
     axes.set_title(title, fontsize=7, pad=2)
     axes.set_axis_off()

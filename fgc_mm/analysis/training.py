@@ -97,7 +97,8 @@ def panels(curves: Mapping[str, Curves]) -> dict[str, list[str]]:
         'budget': [n for n in names if n.startswith('budget/') and n not in _WEIGHTS],
         'weight of the budget': [n for n in names if n in _WEIGHTS],
     }
-    return {title: own for title, own in found.items() if own}
+    # What sums up a panel comes first, whatever was logged first.
+    return {title: sorted(own, key=is_detail) for title, own in found.items() if own}
 
 
 def curve_label(name: str, names: Sequence[str]) -> str:
@@ -180,6 +181,7 @@ def is_detail(name: str) -> bool:
         return name.count('/') > 1
     return name.rpartition('.')[2].startswith('loss') and name not in (
         'loss',
+        'loss_task',
         'loss_l0',
         'loss_fgc',
         'loss_budget',
@@ -187,12 +189,12 @@ def is_detail(name: str) -> bool:
 
 
 def _look(run: int, index: int, several: bool, name: str) -> dict[str, Any]:
-    lines = ('-', '--', ':', '-.')
+    lines: tuple[Any, ...] = ('-', '--', ':', '-.', (0, (6, 2, 1, 2, 1, 2)))
     bold = 1.8 if name in ('loss', 'gate/openness', 'fgc/overlap', 'fgc/turnover') else 1.0
     if several:
-        return dict(color=style.RUNS[run % len(style.RUNS)], linestyle=lines[index % 4])
+        return dict(color=style.RUNS[run % len(style.RUNS)], linestyle=lines[index % 5])
     colour = style.CLASSES[index % len(style.CLASSES)]
-    line = lines[index // len(style.CLASSES) % 4]
+    line = lines[index // len(style.CLASSES) % 5]
     return dict(color=colour, linestyle=line, linewidth=bold)
 
 

@@ -16,6 +16,10 @@ from ..complexity import Attachments
 from ..gates import Gate, GateRecord, find_gates
 from .task_model import forward_argument, unwrap
 
+TASK_LOSS = 'loss_task'
+"""What a model's own ``loss``, as that of mmpretrain's classifiers, is called beside losses on
+gates."""
+
 
 class SetupError(ValueError):
     """The config asks for what its model or data cannot do; found before the first
@@ -28,7 +32,8 @@ class GateLossHook(Hook):
     While the model trains, a forward hook on it adds the entry ``loss_name`` to
     the losses ``forward(..., mode='loss')`` returns; ``parse_losses`` sums it
     up and logs it like the model's own. Nothing of the model is subclassed, and
-    several such hooks work side by side.
+    several such hooks work side by side. An entry of the model that is called
+    ``loss`` becomes ``loss_task``: ``loss`` is the sum in the log of every task.
 
     A subclass sets ``loss_name`` and implements :meth:`loss`. If it overrides
     ``before_train``, ``after_train`` or :meth:`discard`, it calls these.
@@ -149,6 +154,9 @@ class GateLossHook(Hook):
             value = self.loss(self._gates, data_samples, runner)
         if self._logs:
             self._openness = {name: r.mask.float().mean() for name, r in records.items()}
+        # `parse_losses` logs the sum as `loss`, where a part of that name would hide it.
+        if TASK_LOSS not in losses:
+            losses = {TASK_LOSS if n == 'loss' else n: part for n, part in losses.items()}
         return {**losses, self.loss_name: value}
 
 

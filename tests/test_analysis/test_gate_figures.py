@@ -122,6 +122,15 @@ def test_a_query_by_number_and_by_file():
         find_picture(table, 'a.jpg')
 
 
+@pytest.mark.parametrize('name', ['0', 'background', 'potted plant on a table'])
+@pytest.mark.parametrize('classes', [3, 20])
+def test_names_of_classes_have_room(name, classes):
+    table = make_table(60)
+    table.classes = [f'{name} {n}' for n in range(classes)]
+    table.amount = np.eye(classes, dtype=np.float32)[np.arange(60) % classes]
+    assert_labelled(frequency.frequency_figure(table, LAYERS[-1]), 2)
+
+
 @pytest.mark.parametrize('space', ['logits', 'mask'])
 def test_neighbours_against_scikit_learn(space, tmp_path):
     table = make_table()
@@ -149,6 +158,12 @@ def test_a_gallery_goes_from_the_nearest_to_the_last():
     chosen = [row['rank'] for row in neighbours.gallery(rows, near=3, far=2)]
     assert chosen[:3] == [1, 2, 3] and chosen[-1] == 29 and len(chosen) == 5
     assert len(neighbours.gallery(rows[:4], near=3, far=2)) == 4
+
+
+def test_similarities_have_the_decimals_that_tell_them_apart():
+    assert neighbours.decimals([[0.9, 0.9, 0.1], [0.5]]) == 3
+    assert neighbours.decimals([[0.9, 0.1], [0.99999, 0.9999, 0.9998]]) == 4
+    assert neighbours.decimals([[1.0, 1.0]]) == 6  # not more, whatever they are
 
 
 def test_a_query_that_is_not_there(tmp_path):

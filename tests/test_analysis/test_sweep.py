@@ -11,7 +11,14 @@ from mmengine.config import Config
 
 import fgc_mm  # noqa: F401
 from fgc_mm.analysis import set_fields, style
-from fgc_mm.analysis.results import collect, sweep_figure, task_metric, tradeoff_figure, write_table
+from fgc_mm.analysis.results import (
+    collect,
+    metric_unit,
+    sweep_figure,
+    task_metric,
+    tradeoff_figure,
+    write_table,
+)
 from fgc_mm.analysis.sweep import ABLATIONS, Point, curves, grid, make_runs
 
 HOOKS = [
@@ -178,6 +185,20 @@ def test_another_metric_and_none(done, base, tmp_path):
     assert task_metric([{'macs/pruning_ratio': 1.0, 'panoptic/PQ': 2.0}]) == 'panoptic/PQ'
 
 
+def test_what_figures_are_counted_in():
+    units = {
+        '%': 'accuracy/top1 error/top5 cow/accuracy/top1 mIoU val/aAcc pixel_accuracy '
+        'macs/pruning_ratio',
+        '0 to 1': 'pascal_voc/mAP pascal_voc/AP50 coco/bbox_mAP coco/bbox_mAP_50 gates/dynamic',
+        '10⁹': 'macs/backbone_executed_G macs/model_dense_G',
+        '': 'panoptic/PQ time loss',
+    }
+    for unit, names in units.items():
+        assert {name: metric_unit(name) for name in names.split()} == dict.fromkeys(
+            names.split(), unit
+        )
+
+
 def test_figure(done, tmp_path):
     metric, rows = collect(done)
     figure = sweep_figure(rows, metric)
@@ -188,6 +209,7 @@ def test_figure(done, tmp_path):
         'with FGC',
         'without FGC',
     ]
+    assert upper.get_ylabel() == 'error/top1, %' and lower.get_ylabel().endswith(', %')
     means = [container.lines[0].get_ydata().tolist() for container in upper.containers]
     assert means == [[8.5, 10.5], [12.5, 14]]
     saved = [container.lines[0].get_ydata().tolist() for container in lower.containers]
@@ -204,6 +226,7 @@ def test_figure_of_a_tradeoff(done, tmp_path):
     figure = tradeoff_figure(rows, metric)
     (axes,) = figure.axes
     assert_labelled(figure, 1)
+    assert axes.get_ylabel() == 'error/top1, %'
     looks = [(line.get_color(), line.get_marker()) for line in axes.lines]
     assert looks == list(zip(style.RUNS, style.MARKERS, strict=False))[:2]
     assert [text.get_text() for text in axes.get_legend().get_texts()] == [

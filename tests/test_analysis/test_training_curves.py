@@ -62,6 +62,14 @@ def test_table_and_figure(work_dir, tmp_path):
     assert words == ['a', 'b']
 
 
+def test_what_sums_up_a_panel_comes_first():
+    names = ('loss_rpn', 'loss', 'loss_fgc', 'fgc/overlap/layer4.0', 'fgc/overlap')
+    assert training.panels({'a': {name: [(1, 0.5)] for name in names}}) == {
+        'losses': ['loss', 'loss_fgc', 'loss_rpn'],
+        'neighbour overlap': ['fgc/overlap', 'fgc/overlap/layer4.0'],
+    }
+
+
 def test_folders_without_a_training(tmp_path):
     with pytest.raises(UsageError, match='missing does not exist'):
         training.read_curves(tmp_path / 'missing')

@@ -166,7 +166,8 @@ def test_frames_of_saved_epochs(analyze, tmp_path, demo_checkpoint):
 
 
 def test_options_that_are_wrong(analyze, monkeypatch):
-    monkeypatch.setitem(sys.modules, 'umap', None)  # as without the extra
+    for module in ('umap', 'sklearn.cluster', 'sklearn.metrics'):  # as without the extra
+        monkeypatch.setitem(sys.modules, module, None)
     for command, options, message in (
         ('cost', ['--max-images', '1'], '--max-images 1 must be 2 or more'),
         ('frequency', ['--layers', 'layer7'], "--layers: 'layer7' names no block; choose from"),
@@ -174,7 +175,9 @@ def test_options_that_are_wrong(analyze, monkeypatch):
         ('alignment', ['--names', 'a', 'b'], '--names a b must be one name'),
         ('embedding', ['--frames', '--versus', 'x', 'y'], '--frames and --versus both fill'),
         ('embedding', ['--colour-by', 'cow'], '--colour-by cow: the classes are 0, 1, 2'),
+        ('embedding', [], 'needs the package umap, which cannot be imported'),
         ('embedding', [], "pip install 'fgc-mm[analysis]'"),
+        ('alignment', [], 'alignment needs the package sklearn, which cannot be imported'),
     ):
         code, _, err = analyze('classification', command, *options)
         assert code == 2 and message in err and 'Traceback' not in err

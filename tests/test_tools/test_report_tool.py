@@ -70,7 +70,8 @@ def test_tensorboard_has_all_that_is_logged(trained):
     assert expected <= tags
     gate = 'backbone.layer4.1.gate1'
     for name in (
-        *('loss', 'loss_l0', 'loss_fgc', 'loss_batch_shaping', 'lr', 'accuracy/top1'),
+        *('loss', 'loss_task', 'loss_l0', 'loss_fgc', 'loss_batch_shaping'),
+        *('lr', 'accuracy/top1'),
         *('gate/openness', f'gate/openness/{gate}', 'fgc/overlap', f'fgc/overlap/{gate}'),
         *('macs/pruning_ratio', 'macs/backbone_executed_G', 'gates/openness', 'gates/dynamic'),
     ):
@@ -148,7 +149,8 @@ def check_tables(page):
     assert [float(t) for t in page.locator(cells).all_inner_texts() if t] == first[::-1]
     assert heads.nth(3).get_attribute('aria-sort') == 'descending'
     shown = page.locator('#results tbody').inner_text()
-    assert 'error/top1' in shown and 'macs/pruning_ratio' in shown
+    assert 'error/top1 %' in shown and 'macs/pruning_ratio %' in shown
+    assert 'macs/backbone_executed_G 10⁹' in shown and 'gates/dynamic 0 to 1' in shown
 
 
 def check_layers(page):
@@ -180,10 +182,12 @@ def check_keys(page):
     losses = page.locator('#training .card', has_text='losses')
     runs, lines = losses.locator('.legend').all()
     assert runs.locator('span').all_inner_texts() == ['coupled', 'dense']  # the third has no log
-    assert lines.locator('span').all_inner_texts() == ['loss', 'loss_l0', 'loss_fgc']
+    assert lines.locator('span').all_inner_texts() == [
+        *('loss', 'loss_task', 'loss_l0', 'loss_fgc')
+    ]
     dashes = [n.get_attribute('stroke-dasharray') for n in lines.locator('path').all()]
     drawn = [n.get_attribute('stroke-dasharray') for n in losses.locator('.plot path').all()]
-    assert len(set(dashes)) == 3 and drawn[1:] == [*dashes, *dashes]  # after the axes
+    assert len(set(dashes)) == 4 and drawn[1:] == [*dashes, *dashes]  # after the axes
     openness = page.locator('#training .card', has_text='openness').locator('.plot text')
     assert openness.last.text_content() == 'share of open channels'
     scales = page.locator('#frequency .scale').all_inner_texts()
@@ -199,6 +203,18 @@ SMALLEST = """Math.min(...[...document.querySelectorAll('svg text')].map((text) 
 }))"""
 
 
+HIDDEN = """[...document.querySelectorAll('.plot svg')].flatMap((root) => {
+  const texts = [...root.querySelectorAll('text')];
+  const label = texts.find((text) => /rotate\\(-90/.test(text.getAttribute('transform')));
+  const own = label.getBoundingClientRect();
+  return texts.filter((text) => {
+    const box = text.getBoundingClientRect();
+    return text !== label && box.left < own.right && own.left < box.right
+      && box.top < own.bottom && own.top < box.bottom;
+  }).map((text) => `${label.textContent} on ${text.textContent}`);
+})"""
+
+
 def check_columns(page):
     """Three runs side by side, or one under the other on a phone; nothing too small to read."""
     for width, beside in ((1200, True), (700, True), (360, False)):
@@ -209,8 +225,15 @@ def check_columns(page):
         assert len(boxes) == 3 and len({box['y' if beside else 'x'] for box in boxes}) == 1
         assert len({box['x' if beside else 'y'] for box in boxes}) == 3
         assert page.evaluate(SMALLEST) > 11
+        assert page.evaluate(HIDDEN) == []
         whole = page.evaluate('document.documentElement.scrollWidth')
         assert whole <= width, 'one would have to scroll the page sideways'
+    # On the phone, the names of the layers stay while the figures of the runs are scrolled.
+    cells = page.locator('#layer-costs tbody tr').first.locator('td').all()
+    name, value = cells[0].bounding_box()['x'], cells[2].bounding_box()['x']
+    page.evaluate("document.querySelector('#layer-costs').parentElement.scrollLeft = 60")
+    assert cells[0].bounding_box()['x'] == name
+    assert cells[2].bounding_box()['x'] == pytest.approx(value - 60, abs=1)
 
 
 def check_themes(page):

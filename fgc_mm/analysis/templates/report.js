@@ -80,6 +80,9 @@ function extent(values) {
   return low === high ? [low - 0.5, high + 0.5] : [low, high];
 }
 
+// So that nothing lies on the axes.
+const padded = ([low, high]) => [low - 0.04 * (high - low), high + 0.04 * (high - low)];
+
 function ticks([low, high], count = 5) {
   const raw = (high - low) / count, power = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 5, 10].map((f) => f * power).find((s) => s >= raw);
@@ -105,21 +108,24 @@ function fit(root) {
   });
 }
 
-function frame({ width, x, y, xlabel, ylabel, height = 230, names, label }) {
-  const left = 52, top = 10, right = 12, angle = 60, up = Math.sin(angle * Math.PI / 180);
+// `whole`: axes that count things, where a fraction means nothing.
+function frame({ width, x, y, xlabel, ylabel, height = 230, names, label, whole = '' }) {
+  const top = 10, right = 12, angle = 60, up = Math.sin(angle * Math.PI / 180);
+  const marks = (axis, range, count) => ticks(range, count).filter((t) => !whole.includes(axis) || Number.isInteger(t));
+  const left = Math.max(52, 28 + 7 * Math.max(...marks('y', y).map((t) => number(t).length)));
   const bottom = names ? 34 + up * 6.5 * Math.max(...names.map((name) => name.length)) : 40;
   if (names) height += bottom - 40;
   const root = svg('svg', { viewBox: `0 0 ${width} ${height}`, role: 'img', 'aria-label': label || `${ylabel} over ${xlabel}` });
   const px = (v) => left + (v - x[0]) / (x[1] - x[0]) * (width - left - right);
   const py = (v) => height - bottom - (v - y[0]) / (y[1] - y[0]) * (height - bottom - top);
-  for (const t of ticks(y)) {
+  for (const t of marks('y', y)) {
     root.append(svg('line', { class: 'grid', x1: left, x2: width - right, y1: py(t), y2: py(t) }));
     root.append(svg('text', { x: left - 5, y: py(t) + 4, 'text-anchor': 'end' }, number(t)));
   }
   // As many names as have room.
   const every = names ? Math.ceil(14 / (up * Math.abs(px(1) - px(0)))) : 1;
   if (names) names.forEach((name, n) => n % every || root.append(svg('text', { transform: `translate(${px(n) + 4} ${height - bottom + 14}) rotate(-${angle})`, 'text-anchor': 'end' }, name)));
-  else for (const t of ticks(x, Math.max(2, Math.floor(width / 80)))) root.append(svg('text', { x: px(t), y: height - bottom + 15, 'text-anchor': 'middle' }, number(t)));
+  else for (const t of marks('x', x, Math.max(2, Math.floor(width / 80)))) root.append(svg('text', { x: px(t), y: height - bottom + 15, 'text-anchor': 'middle' }, number(t)));
   root.append(svg('path', { class: 'axis', d: `M${left},${top}V${height - bottom}H${width - right}` }));
   root.append(svg('text', { x: (left + width - right) / 2, y: height - 4, 'text-anchor': 'middle' }, xlabel));
   root.append(svg('text', { transform: `translate(12 ${(height - bottom + top) / 2}) rotate(-90)`, 'text-anchor': 'middle' }, ylabel));
@@ -128,7 +134,7 @@ function frame({ width, x, y, xlabel, ylabel, height = 230, names, label }) {
 
 function lineChart(series, options) {
   const all = series.flatMap((s) => s.points);
-  const made = frame({ x: extent(all.map((p) => p[0])), y: options.y || extent(all.map((p) => p[1])), ...options });
+  const made = frame({ x: extent(all.map((p) => p[0])), y: options.y || padded(extent(all.map((p) => p[1]))), ...options });
   for (const s of series) {
     const points = s.points.filter((p) => p[1] !== null);
     const path = points.map(([a, b], n) => `${n ? 'L' : 'M'}${made.px(a).toFixed(1)},${made.py(b).toFixed(1)}`).join('');
@@ -158,8 +164,7 @@ function lineChart(series, options) {
 }
 
 function scatter(points, colours, options, about, hollow = () => false) {
-  const pad = ([a, b]) => [a - 0.04 * (b - a), b + 0.04 * (b - a)];
-  const made = frame({ x: pad(extent(points.map((p) => p[0]))), y: pad(extent(points.map((p) => p[1]))), ...options });
+  const made = frame({ x: padded(extent(points.map((p) => p[0]))), y: padded(extent(points.map((p) => p[1]))), ...options });
   points.forEach((point, n) => {
     const dot = svg('circle', { cx: made.px(point[0]).toFixed(1), cy: made.py(point[1]).toFixed(1), r: 3.2, fill: colours(n), 'fill-opacity': hollow(n) ? 0.1 : 0.8, stroke: hollow(n) ? colours(n) : 'none' });
     dot.dataset.n = n;
@@ -209,7 +214,7 @@ function heatmap(rows, names, { width, scale, low, high, below, across, about, h
   // As many names across as have room.
   const every = Math.ceil(13 * names.length / (width - 70));
   const missing = rows.some((row) => row.includes(null)) && unknown;
-  return el('div', { class: 'heat' }, list('names', names), canvas, ...(across ? [list('across', names.map((name, n) => (n % every ? '' : name)))] : []),
+  return el('div', { class: 'heat' }, list('names', names), canvas, ...(across ? [list(names.some((name) => name.length > 2) ? 'across upright' : 'across', names.map((name, n) => (n % every ? '' : name)))] : []),
     el('span', { class: 'below' }, below), scaleBar(scale, low, high, text, missing));
 }
 
@@ -220,12 +225,12 @@ const sections = {
   cost: (run, n) => {
     if (!run.cost) return card(run.name, without(run, 'no gates'));
     const { macs, objects } = run.cost, unit = 'executed MACs of the backbone, 10⁹';
-    const pictures = (list) => el('div', { class: 'row' }, ...list.map((p) => gallery(run, p, number(macs[p]))));
-    const plots = [plot((width) => histogram(macs, { width, xlabel: unit, ylabel: 'pictures', colour: runColour(n) }))];
-    if (objects) plots.push(plot((width) => scatter(objects.map((o, p) => [o, macs[p]]), () => runColour(n), { width, xlabel: run.cost.objects_name, ylabel: 'MACs, 10⁹' }, (p) => describe(run, p))));
+    const pictures = (list) => el('div', { class: 'row' }, ...list.map((p) => gallery(run, p, macs[p].toPrecision(4))));
+    const plots = [plot((width) => histogram(macs, { width, xlabel: unit, ylabel: 'pictures', whole: 'y', colour: runColour(n) }))];
+    if (objects) plots.push(plot((width) => scatter(objects.map((o, p) => [o, macs[p]]), () => runColour(n), { width, xlabel: run.cost.objects_name, ylabel: 'MACs, 10⁹', whole: 'x' }, (p) => describe(run, p))));
     const mean = macs.reduce((a, b) => a + b, 0) / macs.length;
     const rho = run.cost.correlation === null ? '' : `, Spearman's rank correlation with ${run.cost.objects_name} ${number(run.cost.correlation)}`;
-    return card(run.name, el('p', { class: 'hint' }, `${macs.length} of ${run.of} pictures of the ${run.split} split, ${run.checkpoint}: mean ${number(mean)} of ${number(run.cost.dense)}${rho}`),
+    return card(run.name, el('p', { class: 'hint' }, `${macs.length} of ${run.of} pictures of the ${run.split} split, ${run.checkpoint}: mean ${number(mean)} of ${number(run.cost.dense)} · 10⁹ MACs without gates${rho}`),
       el('div', { class: 'pair' }, ...plots), el('h3', {}, 'cheapest'), pictures(run.cost.cheapest), el('h3', {}, 'dearest'), pictures(run.cost.dearest));
   },
   embedding: (run, n, layer) => {
@@ -249,7 +254,7 @@ const sections = {
   neighbours: (run, n, layer) => {
     const found = run.neighbours && run.neighbours[layer];
     if (!found) return card(run.name, without(run, `no layer ${layer}`));
-    return card(run.name, ...found.map(({ query, hits }) => el('div', { class: 'row' }, gallery(run, query, 'query', 'query'), ...hits.map(([p, s]) => gallery(run, p, s === null ? '' : s.toFixed(3))))));
+    return card(run.name, ...found.map(({ query, hits }) => el('div', { class: 'row' }, gallery(run, query, 'query', 'query'), ...hits.map(([p, s]) => gallery(run, p, s)))));
   },
 };
 
@@ -263,7 +268,7 @@ function alignment() {
   const { rows, panels, k } = data.alignment;
   const layers = [...new Set(rows.map((row) => row.layer))];
   const runs = data.runs.map((run) => run.name).filter((name) => rows.some((row) => row.run === name));
-  if (!rows.length) return [el('p', { class: 'hint' }, 'No run has gates.')];
+  if (!rows.length) return [el('p', { class: 'hint' }, 'There are no gates to show.')];
   const colours = new Map(data.runs.map((run, n) => [run.name, runColour(n)]));
   const names = legend(runs.map((name) => [name, colours.get(name)]));
   return Object.entries(panels).map(([column, title]) => {
@@ -280,7 +285,7 @@ function training() {
   const titles = [...new Set(data.runs.flatMap((run) => Object.keys(run.training)))];
   if (!titles.length) return [el('p', { class: 'hint' }, 'No run has a log of its training.')];
   const several = data.runs.filter((run) => Object.keys(run.training).length).length > 1;
-  const dashes = ['none', '6 3', '2 3', '8 3 2 3'];
+  const dashes = ['none', '6 3', '2 3', '8 3 2 3', '8 3 2 3 2 3'];
   return titles.flatMap((title) => {
     // Runs are compared by what sums up a panel; of one run all curves are there.
     const curves = data.runs.map((run) => (run.training[title] || []).filter((curve) => !several || !curve.detail));
