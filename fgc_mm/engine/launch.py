@@ -243,6 +243,8 @@ def draw_predictions(cfg: Config, show: bool, show_dir: Optional[str], wait_time
             hook.update(out_dir=show_dir)
         return
     hook.update(draw=True)
+    if name == 'SegVisualizationHook':
+        hook.update(interval=1)  # that of mmseg 1.2 would draw every 50th batch of a test
     if show_dir and name == 'DetVisualizationHook':
         # mmdet puts a relative folder under <work_dir>/<timestamp>
         hook.update(test_out_dir=os.path.abspath(show_dir))
