@@ -14,6 +14,7 @@ and nothing else may grow at all.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import json
 import math
@@ -32,7 +33,24 @@ from fgc_mm.engine import FiniteHook, launch
 
 ROOT = Path(__file__).parents[1]
 PER_EPOCH, BATCH = 25, 8
-COLUMNS = ('iteration', 'rss_MiB', 'files', 'threads', 'children', 'tensors', 'pth_files')
+COLUMNS = (
+    'iteration', 'rss_MiB', 'used_MiB', 'files', 'threads', 'children', 'tensors', 'pth_files',
+)  # fmt: skip
+
+
+def used() -> float:
+    """MiB that somebody has asked the C library for and not given back, 0 where it does not tell.
+
+    What the process holds beyond that is free: pieces between others that are not.
+    """
+    names = ('arena', 'ordblks', 'smblks', 'hblks', 'hblkhd', 'usmblks', 'fsmblks', 'uordblks')
+    fields = [(name, ctypes.c_size_t) for name in (*names, 'fordblks', 'keepcost')]
+    info = getattr(ctypes.CDLL(None), 'mallinfo2', None)  # glibc 2.33
+    if info is None:
+        return 0.0
+    info.restype = type('Info', (ctypes.Structure,), dict(_fields_=fields))
+    found = info()
+    return (found.uordblks + found.hblkhd) / 2**20
 
 
 class Measure(Hook):
@@ -62,7 +80,7 @@ class Measure(Hook):
         tensors = sum(isinstance(thing, torch.Tensor) for thing in gc.get_objects())
         saved = [name for name in os.listdir(runner.work_dir) if name.endswith('.pth')]
         values = (
-            runner.iter, int(numbers['VmRSS']) / 1024, len(os.listdir('/proc/self/fd')),
+            runner.iter, int(numbers['VmRSS']) / 1024, used(), len(os.listdir('/proc/self/fd')),
             int(numbers['Threads']), len(children), tensors, len(saved),
         )  # fmt: skip
         return dict(zip(COLUMNS, values, strict=True))
@@ -133,9 +151,11 @@ def main() -> None:
     print(f'memory: {100 * share:+.2f} %; {finite.skipped} batches were skipped')
     if args.out:
         Path(args.out).write_text(json.dumps(measure.rows, indent=1) + '\n')
-    worse = [name for name in COLUMNS[2:] if growth[name] > 1]
+    worse = [name for name in COLUMNS[3:] if growth[name] > 1]
     if share > 0.02:
         worse.insert(0, 'rss_MiB')
+    if growth['used_MiB'] > 0.02 * measure.rows[-1]['rss_MiB']:
+        worse.insert(0, 'used_MiB')
     if worse:
         raise SystemExit(f'grown: {", ".join(worse)}')
     print('flat')

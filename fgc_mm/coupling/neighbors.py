@@ -49,6 +49,9 @@ def nearest_neighbours(
     Returns:
         tuple: Row numbers (int64) and similarities (float32), each B x k, on
         the device of the queries.
+
+    Raises:
+        ValueError: If the shapes do not fit, k is out of range, or a query is not finite.
     """
     if queries.dim() != 2 or queries.size(1) != data.size(1):
         raise ValueError(
@@ -57,6 +60,11 @@ def nearest_neighbours(
         )
     check_k(k, data.size(0), excludes_self=exclude is not None)
     queries = queries.detach().float()
+    bad = int((~torch.isfinite(queries).all(dim=1)).sum())
+    if bad:
+        raise ValueError(
+            f'{bad} of {len(queries)} queries contain NaN or Inf, which is near to nothing'
+        )
     with torch.no_grad(), torch.autocast(queries.device.type, enabled=False):
         if choose_backend(backend, queries, data, k) == 'faiss':
             return _faiss_topk(queries, data, k, exclude)

@@ -35,7 +35,7 @@ from .mistakes import RunError, UsageError, explained, sentence
 from .places import check_file, check_folder
 from .resume_point import go_on
 from .run_settings import check_run_settings
-from .safe_checkpoint_hook import CheckpointError
+from .safe_checkpoint_hook import DISK_FULL, CheckpointError
 from .safe_loading import FLAG, CheckpointFileError, guarded_loading, trust_files
 from .start_weights import check_start_weights
 from .work_dir_paths import WorkDirHook
@@ -243,6 +243,8 @@ def draw_predictions(cfg: Config, show: bool, show_dir: Optional[str], wait_time
             hook.update(out_dir=show_dir)
         return
     hook.update(draw=True)
+    if name == 'SegVisualizationHook':
+        hook.update(interval=1)  # that of mmseg 1.2 would draw every 50th batch of a test
     if show_dir and name == 'DetVisualizationHook':
         # mmdet puts a relative folder under <work_dir>/<timestamp>
         hook.update(test_out_dir=os.path.abspath(show_dir))
@@ -264,8 +266,19 @@ def augment_test_time(cfg: Config) -> None:
 def build_runner(cfg: Config) -> Runner:
     """Build the Runner; what a config gets wrong is one message."""
     kept = KeptConfig(cfg)
-    with explained('the config cannot be built'):
-        runner = RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(copy.deepcopy(cfg))
+    try:
+        with explained('the config cannot be built'):
+            own = 'runner_type' in cfg
+            runner = RUNNERS.build(cfg) if own else Runner.from_cfg(copy.deepcopy(cfg))
+    except Exception as error:
+        reason = error.__cause__ or error
+        if isinstance(reason, OSError) and reason.errno in DISK_FULL:
+            kept.put_back()
+            raise UsageError(
+                f'{reason.strerror}: the work dir {cfg.work_dir} cannot be written; make room, or '
+                'name another by --work-dir'
+            ) from error
+        raise
     guard(runner, kept)
     runner.register_hook(WorkDirHook())
     if not any(isinstance(hook, FiniteHook) for hook in runner.hooks):

@@ -23,6 +23,7 @@ from .random_state_hook import RandomStateHook
 
 _KEY = 'safe_checkpoint'
 _LAST = 'last_checkpoint'
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class CheckpointError(RuntimeError):
@@ -255,7 +256,7 @@ class SafeCheckpointHook(Hook):
         else:
             kept = 'There is no earlier checkpoint of this training'
         advice = 'See to it that it can be written'
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if error.errno in DISK_FULL:
             advice = 'Make room (default_hooks.checkpoint.max_keep_ckpts=1 keeps the latest only)'
         return CheckpointError(
             f'{path} could not be saved: {error.strerror or error}. {kept}. {advice}, then go on '

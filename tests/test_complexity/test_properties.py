@@ -2,6 +2,7 @@
 """MACs of any shape and mask, against counting every single product."""
 
 import itertools
+import math
 
 import torch
 import torch.nn as nn
@@ -80,6 +81,28 @@ def test_linear_macs(ins, outs, count):
     nn.init.ones_(fc.weight)
     with torch.no_grad():
         assert linear_macs(ins, outs, count) == int(fc(torch.ones(count, ins)).sum())
+
+
+@settings(max_examples=10, deadline=None, derandomize=True)
+@given(
+    batch=st.integers(1, 3),
+    number=st.integers(0, 2),
+    bad=st.sampled_from([math.nan, math.inf, -math.inf]),
+)
+def test_a_picture_of_no_numbers_costs_a_number(batch, number, bad):
+    """And what the other pictures cost stays the same."""
+    torch.manual_seed(0)
+    network = GatedResNetCifar(depth=20).eval()
+    pictures = torch.rand(batch, 3, 8, 8)
+    with torch.no_grad():
+        expected = count_macs(network, pictures)
+        pictures[number % batch, 0, 3, 3] = bad
+        found = count_macs(network, pictures)
+    for which, (one, other) in enumerate(zip(found, expected, strict=True)):
+        assert one.backbone_dense == other.backbone_dense
+        assert 0 < one.backbone_executed < 2 * one.backbone_dense
+        if which != number % batch:
+            assert abs(one.backbone_executed - other.backbone_executed) < 1e-6 * one.backbone_dense
 
 
 @settings(max_examples=15, deadline=None, derandomize=True)

@@ -116,6 +116,20 @@ def test_neighbours(draw, size, width, batch, backend, half, exclude):
         assert similarity[b].tolist() == [products[j] for j in best]
 
 
+@quick
+@given(
+    draw=st.data(),
+    bad=st.sampled_from(NOT_FINITE),
+    backend=st.sampled_from(['torch', 'faiss']),
+    given_as=st.sampled_from([torch.float32, torch.float16, torch.float64]),
+)
+def test_what_is_no_number_has_no_neighbours(draw, bad, backend, given_as):
+    queries = matrix(draw.draw(rows(whole, draw.draw(st.integers(1, 4)), 3)), 3, given_as)
+    queries[draw.draw(st.integers(0, len(queries) - 1)), draw.draw(st.integers(0, 2))] = bad
+    with pytest.raises(ValueError, match=f'1 of {len(queries)} queries contain NaN or Inf'):
+        search(queries, torch.rand(5, 3), 2, None, backend)
+
+
 def dense_contrast(queries, bank, positives, form, tau):
     """The whole softmax in float64, instance by instance."""
     losses = []
@@ -161,6 +175,27 @@ def test_contrast(draw, size, width, batch, count, form, tau, given_as, reductio
     expected.sum().backward()
     coarse = 2e-2 if given_as == torch.bfloat16 else 1e-3
     assert torch.allclose(queries.grad.double(), exact.grad, rtol=coarse, atol=coarse)
+
+
+@quick
+@given(
+    draw=st.data(),
+    bad=st.sampled_from(NOT_FINITE),
+    batch=st.integers(1, 4),
+    form=st.sampled_from(['sum_log', 'mean_log', 'log_sum']),
+)
+def test_contrast_hides_nothing_that_is_not_finite(draw, bad, batch, form):
+    """The loss of that query is none, which FiniteHook sees; those of the others are as ever."""
+    bank = matrix(draw.draw(rows(whole, 5, 3)), 3) / 4
+    queries = matrix(draw.draw(rows(whole, batch, 3)), 3)
+    positives = matrix(draw.draw(rows(st.integers(0, 4), batch, 2)), 2, torch.int64)
+    expected = dense_contrast(queries.double(), bank.double(), positives, form, 0.5)
+    which = draw.draw(st.integers(0, batch - 1))
+    queries[which, draw.draw(st.integers(0, 2))] = bad
+    loss = contrast_loss(queries, bank, positives, form, 0.5, 'none')
+    assert not bool(torch.isfinite(loss[which]))
+    others = [number for number in range(batch) if number != which]
+    assert torch.allclose(loss[others].double(), expected[others], rtol=1e-4, atol=1e-4)
 
 
 @quick

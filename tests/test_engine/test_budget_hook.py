@@ -130,7 +130,7 @@ def test_no_image_stays_above_the_cap(make_runner, toy):
     # A norm would hide how bright a picture is.
     gate = dict(type='BinConcreteGate', norm_cfg=None)
     found = {}
-    for cap in (None, 0.6):
+    for cap in (None, 0.55):
         torch.manual_seed(0)
         model = toy.task(dict(toy.backbone, norm_eval=True, gate=gate))
         for module in find_gates(model).values():
@@ -143,14 +143,14 @@ def test_no_image_stays_above_the_cap(make_runner, toy):
             max_iters=150,
             train_dataloader=loader,
             optim_wrapper=dict(optimizer=OPTIMIZERS['sgd']),
-            randomness=dict(seed=1),
+            randomness=dict(seed=0),
         )
         runner.train()
         found[cap] = shares(model, data.images)
         # Eight channels a gate, which bright pictures open together: coarse steps.
         assert 0.4 < sum(found[cap]) / len(found[cap]) < 0.56
-    assert max(found[None]) > 0.65
-    assert max(found[0.6]) <= 0.6
+    assert max(found[None]) > 0.6
+    assert max(found[0.55]) <= 0.55
 
 
 def test_a_resumed_run_is_the_uninterrupted_one(make_runner, toy, tmp_path):

@@ -6,6 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
+import malicious
 import pytest
 import torch
 from mmengine.hooks import EMAHook, Hook
@@ -200,6 +201,11 @@ def test_broken_banks_are_refused(tmp_path):
     Path(path).write_bytes(Path(path).read_bytes()[:100])
     with pytest.raises(ValueError, match='cannot be read as a file of banks'):
         read_banks(path)
+    # One that would run code is refused by whoever reads it, in the tools or elsewhere.
+    torch.save(malicious.by_pickle(dict(layers={}), tmp_path / 'marker'), path)
+    with pytest.raises(ValueError, match='cannot be read as a file of banks'):
+        read_banks(path)
+    assert not (tmp_path / 'marker').exists()
 
 
 def test_switched_off(digits_cfg, train):

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn as nn
 from mmengine.hooks import CheckpointHook, Hook
+from mmengine.optim import OptimWrapper
 
 from fgc_mm.engine import BudgetHook, FGCHook, FiniteHook, NonFiniteError
 from fgc_mm.gates import find_gates
@@ -287,6 +288,33 @@ def test_accumulated_gradients(train):
     runner, _ = train(nan_gradient, at=(3,), optim_wrapper=wrapper, max_iters=8)
     assert all(torch.isfinite(value).all() for value in state_of(runner).values())
     assert next(h for h in runner.hooks if isinstance(h, FiniteHook)).skipped == 1
+
+
+class Scaling(OptimWrapper):
+    """As AmpOptimWrapper, which insists on a GPU: it leaves out what overflows by itself."""
+
+    loss_scaler = None
+
+    def step(self, **kwargs):
+        params = [p for group in self.optimizer.param_groups for p in group['params']]
+        if all(p.grad is None or bool(torch.isfinite(p.grad).all()) for p in params):
+            super().step(**kwargs)
+
+
+@pytest.mark.parametrize(('do', 'skipped'), [(nan_picture, 1), (nan_gradient, 0)])
+def test_with_loss_scaling_a_batch_is_skipped_whatever_the_action(do, skipped, train, toy):
+    model = toy.task()
+    wrapper = Scaling(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    # Gradients are the scaler's: who keeps something of the batch, or moves gates, does so then.
+    hooks = EVERYTHING if skipped else [dict(type='L0Hook')]
+    runner, spoil = train(do, 'stop', hooks=hooks, model=model, optim_wrapper=wrapper)
+    states = [
+        {k: v for k, v in state.items() if skipped or k.endswith(('weight', 'bias'))}
+        for state in (spoil.states['before'], spoil.states['after'])
+    ]
+    assert_equal(*states)
+    assert next(h for h in runner.hooks if isinstance(h, FiniteHook)).skipped == skipped
+    assert all(torch.isfinite(value).all() for value in state_of(runner).values())
 
 
 def test_off_is_mmengines_way(train):

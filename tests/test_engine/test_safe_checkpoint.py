@@ -1,6 +1,7 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
 """The order in which checkpoints are written and removed, and what a kill in between leaves."""
 
+import errno
 import json
 import os
 import shutil
@@ -196,6 +197,30 @@ def test_no_room_for_the_banks(digits_cfg, build, room_for_files_of):
     with room_for_files_of(room), pytest.raises(CheckpointError, match=message):
         runner.train()
     assert files(folder) == before
+
+
+@pytest.mark.parametrize('code', [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+@pytest.mark.parametrize('file', ['epoch_2.banks.pth.partial', 'epoch_2.pth.partial'])
+def test_a_disk_that_is_found_full_when_it_is_synced(file, code, digits_cfg, build, monkeypatch):
+    """As on a network's disk, which takes everything and says so later."""
+    keep = {'default_hooks.checkpoint': dict(max_keep_ckpts=1)}
+    folder = Path(train(build, digits_cfg([FGC], max_epochs=1, **keep)).work_dir)
+    before = {path.name: path.read_bytes() for path in folder.glob('*.pth*')}
+    sync = os.fsync
+
+    def fail(descriptor):
+        if os.readlink(f'/proc/self/fd/{descriptor}').endswith(file):
+            raise OSError(code, os.strerror(code))
+        sync(descriptor)
+
+    runner = build(digits_cfg([FGC], max_epochs=2, resume=True, **keep))
+    monkeypatch.setattr(os, 'fsync', fail)
+    advice = 'See to it' if code == errno.EIO else 'Make room'
+    message = rf'epoch_2.pth could not be saved: {os.strerror(code)}. .* is untouched. {advice}'
+    with pytest.raises(CheckpointError, match=message):
+        runner.train()
+    assert {path.name: path.read_bytes() for path in folder.glob('*.pth*')} == before
+    assert (folder / 'last_checkpoint').read_text().endswith('epoch_1.pth')
 
 
 def test_what_a_checkpoint_names_stays_inside_its_folder(digits_cfg, build, tmp_path):

@@ -16,6 +16,10 @@ from mmengine.utils import import_modules_from_strings
 SECONDS = 60  # for one case; they take one or two
 
 
+class LateError(BaseException):
+    """Not an Exception, which the tools would make a message of."""
+
+
 @pytest.fixture(scope='module')
 def small_data(demo_root, tmp_path_factory):
     """Few pictures of every kind and checkpoints of the demo classifiers."""
@@ -57,7 +61,7 @@ def check(run_tool, small_data, work_dir, tmp_path):
     """Runs the tool of a case and looks at all it must and must not do."""
 
     def late(*_):
-        raise TimeoutError(f'the tool was still running after {SECONDS} s')
+        raise LateError(f'the tool was still running after {SECONDS} s')
 
     def run(case):
         place = Place(tmp_path / 'place', small_data)
@@ -66,12 +70,13 @@ def check(run_tool, small_data, work_dir, tmp_path):
         kept = [place.path, small_data] + ([] if case.name.endswith('(began)') else [work_dir])
         before = digests(*kept)
         tool, args = case.arguments(place, work_dir)
-        signal.signal(signal.SIGALRM, late)
+        former = signal.signal(signal.SIGALRM, late)
         signal.alarm(SECONDS)
         try:
             code, out, err = run_tool(tool, *args)
         finally:
             signal.alarm(0)
+            signal.signal(signal.SIGALRM, former)
         assert code == 2, (code, out[-1000:], err[-2000:])
         assert 'Traceback' not in out + err, err[-3000:]
         message = re.split('^(?:.*py: )?error: ', err, flags=re.MULTILINE)[-1].strip()

@@ -1,6 +1,8 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
 """tools/train.py on a full disk, after a damaged checkpoint, and twice with the same seed."""
 
+import os
+
 import pytest
 import torch
 from trainings import differences, outcome
@@ -28,6 +30,21 @@ def test_a_full_disk(run_tool, short_options, tmp_path, room_for_files_of):
     assert run_tool('train', FGC, '--work-dir', tmp_path, '--resume', *more)[0] == 0
     names = sorted(path.name for path in tmp_path.glob('*.pth'))
     assert names == ['epoch_2.banks.pth', 'epoch_2.pth']
+
+
+def test_no_room_for_the_config(run_tool, short_options, tmp_path, room_for_files_of):
+    """That of the run before is still there."""
+    config, work_dir = tmp_path / 'mine.py', tmp_path / 'work'
+    config.write_text(f"_base_ = {os.path.abspath(FGC)!r}\nnote = 'x' * 50_000\n")
+    work_dir.mkdir()
+    before = b'#' * 20_000
+    (work_dir / config.name).write_bytes(before)
+    options = short_options(FGC, *SMALL, 'log_level=ERROR')
+    with room_for_files_of(len(before)):  # also of what is printed here
+        code, _, err = run_tool('train', config, '--work-dir', work_dir, *options)
+    assert code == 2 and 'Traceback' not in err
+    assert f'error: File too large: the work dir {work_dir} cannot be written; make room' in err
+    assert (work_dir / config.name).read_bytes() == before
 
 
 def test_a_broken_checkpoint(run_tool, short_options, tmp_path):
@@ -60,19 +77,21 @@ def test_a_broken_checkpoint(run_tool, short_options, tmp_path):
 
 
 @pytest.mark.parametrize(
-    'config',
+    ('config', 'workers'),
     [
-        'resnet18_digits_gated',
-        pytest.param('faster_rcnn_r18_digits_gated', marks=pytest.mark.slow),
-        pytest.param('pspnet_r18_digits_gated', marks=pytest.mark.slow),
+        ('resnet18_digits_gated', 0),
+        pytest.param('resnet18_digits_gated', 2, marks=pytest.mark.slow),
+        pytest.param('faster_rcnn_r18_digits_gated', 0, marks=pytest.mark.slow),
+        pytest.param('pspnet_r18_digits_gated', 0, marks=pytest.mark.slow),
     ],
 )
-def test_the_same_seed_gives_the_same_bits(config, run_tool, short_options, tmp_path):
+def test_the_same_seed_gives_the_same_bits(config, workers, run_tool, short_options, tmp_path):
     """And another seed does not."""
     path = f'configs/demo/{config}.py'
+    loading = f'train_dataloader.num_workers={workers}'
     results = []
     for name, seed in (('one', 0), ('two', 0), ('three', 1)):
-        options = short_options(path, f'randomness.seed={seed}', 'load_from=None')
+        options = short_options(path, f'randomness.seed={seed}', 'load_from=None', loading)
         assert run_tool('train', path, '--work-dir', tmp_path / name, *options)[0] == 0
         results.append(outcome(tmp_path / name, epochs=1))
     one, two, three = results
