@@ -11,7 +11,8 @@ and MACs. What is done is not done again, so the same command goes on where it w
     python benchmarks/results.py --speed                           # times, on an idle machine
     python benchmarks/results.py --report                          # tables of what is done
 
---limit 1 stops after one run that was not done yet: for machines that are shared.
+--limit 1 stops after one run that was not done yet, --only TEXT makes those whose label contains
+it: for machines that are shared.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--rows', nargs='+', choices=WAYS, default=list(WAYS))
     # Weights are chosen with another seed than those that are shown.
     parser.add_argument('--search-seeds', type=int, nargs='+', default=[0])
+    parser.add_argument('--only', default='', help='runs whose label contains it')
     parser.add_argument('--limit', type=int, help='make that many runs at most')
     parser.add_argument('--speed', action='store_true', help='measure times of what is trained')
     add_run_arguments(parser, seeds=(1, 2, 3))
@@ -55,9 +57,10 @@ def planned(name: str, args: argparse.Namespace, folder: Path) -> dict[str, list
     task = TASKS[name]
     points = dict(search=search_of(task), rows=rows_of(task, args.rows), tradeoff=tradeoff_of(task))
     seeds = dict(search=args.search_seeds, rows=args.seeds, tradeoff=args.seeds)
+    chosen = {part: [p for p in points[part] if args.only in p[1].label] for part in args.parts}
     return {
-        part: runs_of(points[part], seeds[part], folder, args.cfg_options, args.flags)
-        for part in args.parts
+        part: runs_of(own, seeds[part], folder, args.cfg_options, args.flags)
+        for part, own in chosen.items()
     }
 
 

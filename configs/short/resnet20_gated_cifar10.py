@@ -1,6 +1,6 @@
 # ResNet-20 from dense weights in six epochs. Gates that close one channel in eight from the first step on would
 # undo what the network knows: they start nearly sure to be open, and learn faster than the rest.
-_base_ = 'resnet20_baseline_tuned_cifar10.py'
+_base_ = '../_base_/resnet20_cifar_short.py'
 model = dict(backbone=dict(gate=dict(_delete_=True, type='BinConcreteGate', bias_init=3.)))
 optim_wrapper = dict(paramwise_cfg=dict(custom_keys={'gate': dict(lr_mult=10., decay_mult=0.)}))
 custom_hooks = [
