@@ -1,0 +1,136 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""What benchmarks/results.py measures of a trained network, and its tables."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+from results_rows import WAYS, Task
+
+from fgc_mm.analysis import Run
+from fgc_mm.analysis.alignment import PANELS, align
+from fgc_mm.analysis.gather import NoGatesError, gather
+from fgc_mm.analysis.results import RATIO, Row
+from fgc_mm.engine import launch
+from fgc_mm.evaluation.report import dump
+
+ALIGNMENT, SPEED = 'alignment.json', 'speed.json'
+
+
+def look(run: Run, task: Task) -> None:
+    """Measure how gates follow features on the test pictures, unless that is done.
+
+    Writes ``alignment.json`` into the run's folder: for each gate of the task's
+    layers the figures of :func:`~fgc_mm.analysis.alignment.align`; empty for a
+    network without gates.
+    """
+    path = run.folder / ALIGNMENT
+    checkpoint = run.checkpoint()
+    if path.is_file() or checkpoint is None:
+        return
+    cfg = launch.read_config(str(run.folder / run.config.name))  # as it was trained
+    cfg.launcher = 'none'
+    try:
+        table = gather(cfg, str(checkpoint))
+    except NoGatesError:
+        dump(path, {})
+        return
+    layers = table.choose(task.layers)
+    dump(path, {name: align(table, name, k=task.neighbours) for name in layers})
+
+
+def figures(run: Run, task: Task) -> dict[str, Any]:
+    """All that is known of a finished run: plain numbers, None where there is nothing."""
+    metrics = run.metrics()
+    gates = _read(run.folder / ALIGNMENT) or {}
+    known: dict[str, Any] = dict(
+        label=run.label,
+        seed=run.seed,
+        metric=float(metrics[task.metric]),
+        ratio=float(metrics[RATIO]),
+        openness=metrics.get('gates/openness'),
+        dynamic=metrics.get('gates/dynamic'),
+        layers=gates,
+    )
+    for name in PANELS:
+        known[name] = statistics.fmean(g[name] for g in gates.values()) if gates else None
+    rows = (_read(run.folder / SPEED) or {}).get('rows', [])
+    kinds = {row['kind']: row for row in rows}
+    known['time'] = kinds['sparse']['time_ratio'] if kinds else None
+    known['static_time'] = kinds['static']['time_ratio'] if kinds else None
+    return known
+
+
+def _read(path: Path) -> Optional[dict]:
+    return json.loads(path.read_text()) if path.is_file() else None
+
+
+def mean_and_spread(values: Sequence[Optional[float]], digits: int) -> str:
+    """Mean ± sample standard deviation of what is known."""
+    numbers = [float(v) for v in values if v is not None and not math.isnan(float(v))]
+    if not numbers:
+        return ''
+    mean = f'{statistics.fmean(numbers):.{digits}f}'
+    return mean if len(numbers) < 2 else f'{mean} ± {statistics.stdev(numbers):.{digits}f}'
+
+
+def differences(own: Sequence[dict], others: Sequence[dict]) -> list[float]:
+    """The metric less that of another row, for every seed that both have."""
+    theirs = {run['seed']: run['metric'] for run in others}
+    return [run['metric'] - theirs[run['seed']] for run in own if run['seed'] in theirs]
+
+
+def table(done: Sequence[dict], task: Task, reference: str = WAYS['gated'].label) -> str:
+    """The table of a task in markdown: a line for each row that has finished runs."""
+    k, digits = task.neighbours, 3 if task.metric.endswith('mAP') else 2
+    head = [
+        'row',
+        'seeds',
+        task.metric,
+        'less that without FGC, same seeds',
+        'MACs saved, %',
+        f'overlap@{k}',
+        'NMI features, gates',
+        'NMI gates, classes',
+    ]
+    timed = any(run['time'] is not None for run in done)
+    head += ['time, sparse / dense'] if timed else []
+    lines = ['| ' + ' | '.join(head) + ' |', '| --- ' * len(head) + '|']
+    others = [run for run in done if run['label'] == reference]
+    for label in dict.fromkeys(run['label'] for run in done):
+        own = [run for run in done if run['label'] == label]
+        gained = [] if label == reference else differences(own, others)
+
+        def cell(name: str, places: int, own: list[dict] = own) -> str:
+            return mean_and_spread([run[name] for run in own], places)
+
+        cells = [
+            label,
+            ', '.join(str(run['seed']) for run in own),
+            cell('metric', digits),
+            mean_and_spread(gained, digits),
+            cell('ratio', 1),
+            cell('overlap', 3),
+            cell('nmi_feature_gate', 3),
+            cell('nmi_gate_label', 3),
+        ]
+        cells += [cell('time', 2)] if timed else []
+        lines.append('| ' + ' | '.join(cells) + ' |')
+    return '\n'.join(lines) + '\n'
+
+
+def tradeoff_rows(runs: Sequence[Run], metric: str) -> list[Row]:
+    """What is done of the curves, for :func:`~fgc_mm.analysis.results.tradeoff_figure`."""
+    rows: dict[str, Row] = {}
+    for run in runs:
+        if run.series and run.figures.is_file():
+            row = rows.setdefault(run.label, Row(run.label, run.series, [], []))
+            tested = run.metrics()
+            row.metric.append(float(tested[metric]))
+            row.ratio.append(float(tested[RATIO]))
+    return list(rows.values())

@@ -1,0 +1,5 @@
+# Dense ResNet-32, fine-tuned as resnet20_baseline_tuned_cifar10.py is.
+_base_ = 'resnet20_baseline_tuned_cifar10.py'
+model = dict(backbone=dict(depth=32))
+load_from = 'work_dirs/weights/resnet32_cifar10.pth'
+work_dir = 'work_dirs/short/resnet32_baseline_tuned_cifar10'

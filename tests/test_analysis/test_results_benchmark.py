@@ -1,0 +1,158 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""The parts of benchmarks/results.py, on figures made up."""
+
+import functools
+import importlib
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from gate_tables import LAYERS, assert_labelled, make_table
+from mmengine.config import Config
+from mmengine.config import utils as config_utils
+
+from fgc_mm.analysis import Run
+
+BENCHMARKS = Path(__file__).parents[2] / 'benchmarks'
+
+
+@pytest.fixture
+def modules(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    names = ('results_rows', 'results_table', 'results')
+    return SimpleNamespace(**{name: importlib.import_module(name) for name in names})
+
+
+@pytest.fixture(scope='module', autouse=True)
+def read_metafiles_once():
+    """mmengine reads all metafiles of a package for each base that is taken from it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(config_utils, 'load', functools.cache(config_utils.load))
+        yield
+
+
+@pytest.fixture
+def make_run(tmp_path):
+    def make(label, seed, error, ratio, overlap=None, time=None, series=''):
+        folder = tmp_path / label / f'seed{seed}'
+        folder.mkdir(parents=True)
+        run = Run(tmp_path / 'base.py', folder, tmp_path / label / 'config.py', tmp_path, seed)
+        metrics = {'error/top1': error, 'accuracy/top1': 100 - error, 'macs/pruning_ratio': ratio}
+        layers = [] if overlap is None else [{}]
+        run.figures.write_text(json.dumps(dict(metrics=metrics, layers=layers)))
+        if overlap is not None:
+            gate = dict(nmi_feature_gate=0.5, nmi_feature_label=0.6, nmi_gate_label=0.4)
+            own = {f'gate{i}': dict(gate, overlap=overlap + 0.1 * i) for i in range(2)}
+            (folder / 'alignment.json').write_text(json.dumps(own))
+        if time is not None:
+            rows = [dict(kind=kind, time_ratio=time) for kind in ('static', 'sparse')]
+            (folder / 'speed.json').write_text(json.dumps(dict(rows=rows)))
+        return Run(run.base, folder, run.config, tmp_path, seed, label=label, series=series)
+
+    return make
+
+
+def test_every_row_has_its_config(modules, tmp_path):
+    """And its hooks have the fields that are set."""
+    rows = modules.results_rows
+    labels = set()
+    for name, task in rows.TASKS.items():
+        points = [
+            *rows.rows_of(task, list(rows.WAYS)),
+            *rows.search_of(task),
+            *rows.tradeoff_of(task),
+        ]
+        runs = rows.runs_of(points, [1, 2], tmp_path / name)
+        assert len({run.folder for run in runs}) == len(runs) == 2 * len(points)
+        assert [run.seed for run in runs] == [1] * len(points) + [2] * len(points)
+        labels |= {run.label for run in runs}
+        start = Config.fromfile(task.path('baseline')).load_from
+        for config, _ in points:
+            assert Config.fromfile(config).load_from == start
+    assert {way.label for way in rows.WAYS.values()} <= labels
+
+
+def test_rows_of_one_task_cost_the_same(modules):
+    rows = modules.results_rows
+    for task in rows.TASKS.values():
+        hooks = [
+            Config.fromfile(task.path(rows.WAYS[r].stage)).get('custom_hooks') or []
+            for r in task.rows
+        ]
+        targets = {h.target for own in hooks for h in own if h.type == 'BudgetHook'}
+        assert len(targets) == 1
+        layers = [h.layers for own in hooks for h in own if h.type == 'FGCHook']
+        assert all(own == task.layers for own in layers)
+
+
+def test_table_has_what_is_done(modules, make_run):
+    tables = modules.results_table
+    task = modules.results_rows.TASKS['resnet20']
+    gated = modules.results_rows.WAYS['gated'].label
+    runs = [
+        make_run('dense', 1, 8.0, 0.0),
+        make_run(gated, 1, 10.0, 55.0, 0.1),
+        make_run(gated, 2, 11.0, 54.0, 0.1),
+        make_run('FGC', 2, 10.5, 55.0, 0.3, time=0.8),
+        make_run('FGC', 3, 10.0, 55.0, 0.3),
+    ]
+    done = [tables.figures(run, task) for run in runs]
+    lines = [line.strip('| ').split(' | ') for line in tables.table(done, task).splitlines()]
+    by_row = {line[0]: line[1:] for line in lines[2:]}
+    assert list(by_row) == ['dense', gated, 'FGC']
+    assert by_row['dense'][:2] == ['1', '8.00']
+    assert by_row['dense'][2] == '-2.00'  # less the other's of the same seed
+    assert by_row[gated][:5] == ['1, 2', '10.50 ± 0.71', '', '54.5 ± 0.7', '0.150 ± 0.000']
+    assert by_row['FGC'][2] == '-0.50'  # seed 2 alone has both
+    assert by_row['FGC'][-1] == '0.80'
+
+
+def test_plot_joins_costs(modules, make_run, tmp_path):
+    runs = [
+        make_run(f'{series} {saved}', 1, 8 + saved / 20, saved, 0.1, series=series)
+        for series in ('without FGC', 'with FGC')
+        for saved in (30, 50, 70)
+    ]
+    rows = modules.results_table.tradeoff_rows([*runs, make_run('dense', 1, 8, 0)], 'accuracy/top1')
+    assert [row.series for row in rows] == ['without FGC'] * 3 + ['with FGC'] * 3
+    figure = modules.results.tradeoff_figure(rows, 'accuracy/top1', 'resnet20')
+    assert_labelled(figure, 1)
+    xs = figure.axes[0].lines[0].get_xdata()
+    assert list(xs) == [30, 50, 70]
+
+
+def test_gates_are_looked_at_once(modules, make_run, monkeypatch):
+    tables = modules.results_table
+    run = make_run('FGC', 1, 10.0, 55.0)
+    (run.folder / 'last_checkpoint').write_text('epoch_6.pth')
+    (run.folder / 'epoch_6.pth').touch()
+    (run.folder / 'config.py').write_text('model = dict()')
+    asked = []
+
+    def gather(cfg, checkpoint):
+        asked.append(checkpoint)
+        return make_table()
+
+    monkeypatch.setattr(tables, 'gather', gather)
+    task = modules.results_rows.Task('{}', 'error/top1', [-1], '', 5)
+    tables.look(run, task)
+    tables.look(run, task)
+    assert asked == [str(run.folder / 'epoch_6.pth')]
+    known = tables.figures(run, task)
+    assert list(known['layers']) == [LAYERS[-1]]
+    assert known['overlap'] == known['layers'][LAYERS[-1]]['overlap'] > 0.1
+    # Of the three classes the last layer knows most.
+    assert known['nmi_gate_label'] > 0.5
+
+
+def test_limit_counts_what_is_made(modules, make_run, monkeypatch, tmp_path):
+    made = []
+    done = make_run('done', 1, 10.0, 55.0)
+    runs = [Run(tmp_path, tmp_path / str(i), tmp_path, tmp_path, label=str(i)) for i in range(3)]
+    monkeypatch.setattr(Run, 'execute', lambda run: made.append(run.label) or True)
+    monkeypatch.setattr(modules.results, 'make_start', lambda task, folder: True)
+    monkeypatch.setattr(modules.results, 'look', lambda run, task: None)
+    plan = {'resnet20': {'search': [runs[0]], 'rows': [done, *runs[1:]]}}
+    assert modules.results.execute(plan, tmp_path, limit=2) == 0
+    assert made == ['0', 'done', '1']
