@@ -134,8 +134,8 @@ def test_no_image_stays_above_the_cap(make_runner, toy):
         torch.manual_seed(0)
         model = toy.task(dict(toy.backbone, norm_eval=True, gate=gate))
         for module in find_gates(model).values():
-            torch.nn.init.uniform_(module.fc1.weight, 0, 0.2)
-            torch.nn.init.uniform_(module.fc2.weight, 0, 0.2)
+            torch.nn.init.uniform_(module.fc1.weight, 0, 0.3)
+            torch.nn.init.uniform_(module.fc2.weight, 0, 0.3)
         model.init_weights = lambda: None
         runner = make_runner(
             [dict(type='BudgetHook', target=0.5, cap=cap, check_interval=5)],
