@@ -87,7 +87,7 @@ class TaskPull:
             return None
         squares, gains = self._means
         ratios = gains / squares.sqrt().clamp(min=1e-12)
-        # The ratio itself sets few channels so far apart that images cannot flip them.
+        # The ratio itself would set channels so far apart that images cannot flip them.
         roots = ratios.sqrt()
         middle = roots.median().clamp(min=1e-12)
         return list((2 * roots / (roots + middle)).split(self._sizes))
