@@ -31,7 +31,7 @@ from mmengine.config import Config
 
 import fgc_mm  # noqa: F401  registers gates, backbones and hooks
 from fgc_mm.analysis import Run, add_run_arguments, execute_all, print_commands, style
-from fgc_mm.analysis.results import ACCURACIES, RATIO, task_metric
+from fgc_mm.analysis.results import ACCURACIES, RATIO, metric_label, task_metric
 from fgc_mm.analysis.sweep import Point, make_runs
 
 PROJECT = Path(__file__).parents[1]
@@ -229,7 +229,7 @@ def draw_tradeoff(axes: Axes, results: Sequence[Result], metric: str) -> None:
                 [r.share for r in own], [r.metric for r in own], s=8, alpha=0.5, color=look['color']
             )
     axes.set_xlabel("executed share of the backbone's MACs")
-    axes.set_ylabel(metric)
+    axes.set_ylabel(metric_label(metric))
     axes.grid(True)
     axes.legend()
 
