@@ -19,7 +19,7 @@ def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     torch.ones(8 << 20)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-print(min(faults(), faults()))
+print(min(faults() for _ in range(8)))
 """
 
 
@@ -61,7 +61,8 @@ def test_gradients_pass():
 
 @pytest.mark.skipif(platform.libc_ver()[0] != 'glibc', reason='glibc gives memory back')
 def test_memory_is_kept():
-    """Once there was a map of 32 MB, 8192 pages, further ones need no new pages."""
+    """Once there were maps of 32 MB, 8192 pages, further ones need no new pages; the first few
+    may, while small pieces take the room between them."""
     counts = [
         int(subprocess.check_output([sys.executable, '-c', FAULTS.replace('KEEP', keep)]))
         for keep in ('', 'assert keep_memory()')
