@@ -33,6 +33,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import random
 import statistics
 import time
@@ -56,6 +57,7 @@ from fgc_mm.complexity import count_macs
 from fgc_mm.inference import keep_memory
 
 LAYOUTS = dict(channels_last=torch.channels_last, contiguous=torch.contiguous_format)
+DISTURBED = 0.03
 KINDS = ('dense', 'static', 'packed', 'packed static', 'masked', 'sparse')
 
 
@@ -101,6 +103,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--pictures', type=int, default=8, help='test pictures with --trained')
     parser.add_argument('--repeats', type=int, default=9, help='timed repetitions')
     parser.add_argument('--warmup', type=int, default=2, help='repetitions not timed')
+    parser.add_argument(
+        '--again', type=int, default=30, help='disturbed repetitions of a setting to make again'
+    )
     parser.add_argument('--granularity', type=int, help='of gathering, see docs')
     parser.add_argument(
         '--layout', choices=LAYOUTS, default='channels_last', help='of weights and pictures, of all'
@@ -138,18 +143,57 @@ def timed(network: Callable, clock: Callable, cuda: bool) -> float:
     return clock() - start
 
 
+class Others:
+    """How much of the machine's processors is used by anything but this process."""
+
+    def __init__(self) -> None:
+        self.tick = os.sysconf('SC_CLK_TCK') if hasattr(os, 'sysconf') else 100
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget what was."""
+        self.start = self._read()
+
+    def share(self) -> float:
+        """Their part since the last restart, 0 to 1."""
+        wall, busy, own = (now - then for now, then in zip(self._read(), self.start, strict=True))
+        # The counters tick, and are read one after the other.
+        left = busy - own - 3 / self.tick
+        return max(left, 0.0) / max(wall * (os.cpu_count() or 1), 1e-9)
+
+    def _read(self) -> tuple[float, float, float]:
+        try:
+            with open('/proc/stat') as file:
+                ticks = list(map(int, file.readline().split()[1:9]))
+        except (OSError, ValueError):
+            return time.perf_counter(), 0.0, 0.0
+        busy = sum(ticks) - ticks[3] - ticks[4]  # all but idle and waiting for a disk
+        return time.perf_counter(), busy / self.tick, time.process_time()
+
+
 @torch.no_grad()
 def measure(networks: Networks, args: argparse.Namespace) -> dict[str, list[float]]:
     """Seconds of each kind, repetition by repetition."""
     clock = time.process_time if args.cpu_time else time.perf_counter
     times: dict[str, list[float]] = {kind: [] for kind in KINDS}
     orders = random.Random(0)
-    for repeat in range(args.warmup + args.repeats):
+    others, warmup, again = Others(), args.warmup, args.again
+    while len(times['dense']) < args.repeats:
         networks.next_repetition()
-        for kind in orders.sample(KINDS, len(KINDS)):
-            seconds = timed(networks.calls[kind], clock, args.device == 'cuda')
-            if repeat >= args.warmup:
+        others.restart()
+        found = {
+            kind: timed(networks.calls[kind], clock, args.device == 'cuda')
+            for kind in orders.sample(KINDS, len(KINDS))
+        }
+        if warmup:
+            warmup -= 1
+        elif again and others.share() > DISTURBED:
+            again -= 1
+        else:
+            for kind, seconds in found.items():
                 times[kind].append(seconds)
+    if again < args.again:
+        print(f'# {args.again - again} disturbed repetitions made again', flush=True)
     return times
 
 

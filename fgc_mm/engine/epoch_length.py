@@ -33,7 +33,9 @@ class EpochLength:
         """Note the schedules as they begin. To be called before anything is resumed."""
         schedules = getattr(runner, 'param_schedulers', None) or []
         if isinstance(schedules, dict):
-            schedules = [schedule for several in schedules.values() for schedule in several]
+            # Several optimizers; or a config, where nothing is trained.
+            groups = [several for several in schedules.values() if isinstance(several, list)]
+            schedules = [schedule for several in groups for schedule in several]
         self._fresh = [
             (schedule, dict(schedule.state_dict()), _values(schedule))
             for schedule in schedules

@@ -4,6 +4,7 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,55 @@ def test_measures_all_kinds(tmp_path):
     static, packed = figures['static']['macs_ratio'], figures['packed static']['macs_ratio']
     assert static == packed < figures['sparse']['macs_ratio'] < 0.6  # gates are not free
     assert (tmp_path / 'a.png').stat().st_size > 5000
+
+
+@pytest.fixture
+def speed(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import speed
+
+    return speed
+
+
+@pytest.mark.skipif(not Path('/proc/stat').is_file(), reason='only Linux counts others')
+def test_others_are_noticed(speed):
+    others = speed.Others()
+    with subprocess.Popen([sys.executable, '-c', 'while True: pass']) as process:
+        try:
+            time.sleep(0.3)  # it has to start
+            others.restart()
+            time.sleep(1.0)
+            found = others.share()
+        finally:
+            process.kill()
+    assert found > speed.DISTURBED
+
+
+class Still:
+    """Networks that take no time."""
+
+    turns = 0
+    calls = property(lambda self: dict.fromkeys(KINDS, lambda: None))
+
+    def next_repetition(self):
+        self.turns += 1
+
+
+def test_disturbed_repetitions_are_made_again(speed, monkeypatch, capsys):
+    options = ['--repeats', '3', '--warmup', '2', '--again', '5']
+    monkeypatch.setattr(sys, 'argv', ['speed.py', *options])
+    args = speed.parse_args()
+    shares = iter([0.5, 0.0, 0.2, 0.0, 0.0])
+    monkeypatch.setattr(speed.Others, 'share', lambda self: next(shares))
+    networks = Still()
+    times = speed.measure(networks, args)
+    assert {len(seconds) for seconds in times.values()} == {3} and networks.turns == 2 + 5
+    assert '2 disturbed repetitions' in capsys.readouterr().out
+    # On a machine that is never quiet it comes to an end all the same.
+    monkeypatch.setattr(speed.Others, 'share', lambda self: 1.0)
+    networks = Still()
+    speed.measure(networks, args)
+    assert networks.turns == 2 + 5 + 3
 
 
 @pytest.fixture
