@@ -4,6 +4,8 @@
 Trains and tests every row of every task with several seeds, as tools/sweep.py does, looks at the
 gates on the test pictures, and writes results.md, results.json and the trade-off of accuracy
 and MACs. What is done is not done again, so the same command goes on where it was stopped.
+What came out of each run is kept as one small file in benchmarks/measured, for all machines:
+tables are made from these alone, and a run counts as done while its config is the same.
 
     python benchmarks/results.py                                  # everything but the times
     python benchmarks/results.py --tasks resnet20 --parts rows --rows gated fgc --seeds 1
@@ -11,7 +13,7 @@ and MACs. What is done is not done again, so the same command goes on where it w
     python benchmarks/results.py --speed                           # times, on an idle machine
     python benchmarks/results.py --report                          # tables of what is done
 
---limit 1 stops after one run that was not done yet, --only TEXT makes those whose label contains
+--limit 1 makes one run that was not done yet, --only TEXT makes those whose label contains
 it: for machines that are shared.
 """
 
@@ -25,8 +27,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from results_kept import SPEED, Kept
 from results_rows import PROJECT, TASKS, TOOLS, WAYS, Task, rows_of, runs_of, search_of, tradeoff_of
-from results_table import SPEED, figures, look, table, tradeoff_rows
+from results_table import figures, look, table, tradeoff_rows
 
 import fgc_mm  # noqa: F401  registers gates, backbones and hooks
 from fgc_mm.analysis import Run, add_run_arguments, print_commands, style
@@ -34,6 +37,9 @@ from fgc_mm.analysis.results import ACCURACIES, tradeoff_figure
 from fgc_mm.engine import launch
 
 PARTS = ('search', 'rows', 'tradeoff')
+MEASURED = 'measured'
+Plan = dict[str, dict[str, list[Run]]]
+"""Task -> part -> its runs."""
 
 
 def parse_args() -> argparse.Namespace:
@@ -48,6 +54,12 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--only', default='', help='runs whose label contains it')
     parser.add_argument('--limit', type=int, help='make that many runs at most')
     parser.add_argument('--speed', action='store_true', help='measure times of what is trained')
+    parser.add_argument(
+        '--keep',
+        metavar='DIR',
+        help='folder of the outcomes; benchmarks/measured by default, and with --cfg-options, '
+        'whose runs are others, a folder in the work dir',
+    )
     add_run_arguments(parser, seeds=(1, 2, 3))
     return parser.parse_args()
 
@@ -79,54 +91,79 @@ def make_start(task: Task, folder: Path) -> bool:
     return run.execute()
 
 
-def execute(plan: dict[str, dict[str, list[Run]]], folder: Path, limit: int | None) -> int:
-    """Make what is missing; how many failed."""
+def execute(plan: Plan, kept: Kept, limit: int | None) -> int:
+    """Make what is missing and keep what is done; how many failed."""
     failed = made = 0
     for name, parts in plan.items():
         for run in (run for runs in parts.values() for run in runs):
+            if kept.read(name, run) is not None:
+                continue
             if not run.figures.is_file():
                 if limit is not None and made >= limit:
-                    return failed
-                if not make_start(TASKS[name], folder):
+                    continue
+                if not make_start(TASKS[name], kept.work_dir):
                     raise SystemExit(f'{name}: what its rows start from could not be made')
                 print(f'{name}: {run.label}, seed {run.seed}', flush=True)
                 made += 1
-            if run.execute():
+            if finish(run, kept):
                 look(run, TASKS[name])
+                kept.keep(name, run)
             else:
                 failed += 1
     return failed
 
 
-def measure_speed(runs: Sequence[Run]) -> None:
+def finish(run: Run, kept: Kept) -> bool:
+    """Train and test a run unless that is done; whether its figures are those of its config."""
+    try:
+        run.prepare()
+    except ValueError as error:
+        print(error)
+        return False
+    return kept.begin(run) and run.execute()
+
+
+def measure_speed(name: str, runs: Sequence[Run], kept: Kept) -> None:
     """Times of the first seed of every row with gates, dense and sparse in the same run."""
     for label in dict.fromkeys(run.label for run in runs):
-        own = [run for run in runs if run.label == label and run.figures.is_file()]
-        if not own or (own[0].folder / SPEED).is_file():
-            continue
-        run = own[0]
-        if not json.loads(run.figures.read_text())['layers']:  # a dense network
-            continue
+        own = [run for run, _ in outcomes(name, runs, kept) if run.label == label]
+        known = [kept.read(name, run) or {} for run in own]
+        if any(outcome['speed'] or not outcome['alignment'] for outcome in known):
+            continue  # measured, or a dense network
+        run = next((run for run in own if run.checkpoint() is not None), None)
+        if run is None:
+            continue  # trained elsewhere, or not yet
         script = str(Path(__file__).with_name('speed.py'))
         trained = [str(run.config), str(run.checkpoint())]
         out = str(run.folder / SPEED)
         print(f'time of {run.label}, seed {run.seed}', flush=True)
         subprocess.run([sys.executable, script, '--trained', *trained, '--out', out], check=True)
+        kept.keep_speed(name, run)
 
 
-def write(plan: dict[str, dict[str, list[Run]]], folder: Path) -> str:
-    """Write tables, figures and the plot of what is done; the tables."""
+def outcomes(name: str, runs: Sequence[Run], kept: Kept) -> list[tuple[Run, dict]]:
+    """Those runs of a task that are done, each with what is kept of it."""
+    known = ((run, kept.read(name, run)) for run in runs)
+    return [(run, outcome) for run, outcome in known if outcome is not None]
+
+
+def write(plan: Plan, folder: Path, kept: Kept) -> str:
+    """Write tables, figures and the plot of what is kept; the tables."""
     titles = dict(search='weights of the coupling', rows='rows', tradeoff='other costs')
     text, everything = '', {}
     for name, parts in plan.items():
         task = TASKS[name]
-        for part, runs in parts.items():
-            done = [figures(run, task) for run in runs if run.figures.is_file()]
-            if done:
+        done = {part: outcomes(name, runs, kept) for part, runs in parts.items()}
+        for part, own in done.items():
+            if own:
+                known = [figures(outcome, task) for _, outcome in own]
                 reference = 'search, without FGC' if part == 'search' else WAYS['gated'].label
-                text += f'## {name}: {titles[part]}\n\n{table(done, task, reference)}\n'
-                everything[f'{name}/{part}'] = done
-        curves = [run for part in ('rows', 'tradeoff') for run in parts.get(part, [])]
+                text += f'## {name}: {titles[part]}\n\n{table(known, task, reference)}\n'
+                everything[f'{name}/{part}'] = known
+        starts = {outcome['start'] for own in done.values() for _, outcome in own} - {None}
+        if len(starts) > 1:
+            print(f'{name}: runs have started from different weights, see start in {kept.folder}')
+        curves = [*done.get('rows', []), *done.get('tradeoff', [])]
         metric = ACCURACIES[0] if task.metric.startswith('error') else task.metric
         rows = tradeoff_rows(curves, metric)
         if len(rows) > 2:
@@ -137,25 +174,43 @@ def write(plan: dict[str, dict[str, list[Run]]], folder: Path) -> str:
     return text
 
 
-def main() -> None:
-    args = parse_args()
-    os.chdir(PROJECT)  # where configs look for their data
+def say_commands(plan: Plan, kept: Kept) -> None:
+    """What :func:`execute` would do."""
+    for name, parts in plan.items():
+        for run in (run for runs in parts.values() for run in runs):
+            if kept.read(name, run) is not None:
+                print(f'# {run.label}, seed {run.seed}: done, {kept.path(name, run)}')
+            else:
+                print_commands([run])
+
+
+def make(args: argparse.Namespace) -> None:
+    """Do what the command line asks for."""
     folder = PROJECT / (args.work_dir or 'work_dirs/results')
+    own = folder / MEASURED if args.cfg_options else PROJECT / 'benchmarks' / MEASURED
+    kept = Kept(PROJECT / args.keep if args.keep else own, folder, TASKS)
     plan = {name: planned(name, args, folder / name) for name in args.tasks}
     if args.dry_run:
-        for parts in plan.values():
-            for runs in parts.values():
-                print_commands(runs)
+        say_commands(plan, kept)
         return
     failed = 0
     if args.speed:
-        for parts in plan.values():
-            measure_speed(parts.get('rows', []))
+        for name, parts in plan.items():
+            measure_speed(name, parts.get('rows', []), kept)
     elif not args.report:
-        failed = execute(plan, folder, args.limit)
-    print(f'\n{write(plan, folder)}\nwritten: results.md, results.json and plots in {folder}')
+        failed = execute(plan, kept, args.limit)
+    print(f'\n{write(plan, folder, kept)}\nwritten: results.md, results.json and plots in {folder}')
     if failed:
         raise SystemExit(f'{failed} runs failed')
+
+
+def main() -> None:
+    args = parse_args()
+    os.chdir(PROJECT)  # where configs look for their data
+    try:
+        make(args)
+    except launch.UsageError as error:
+        raise SystemExit(f'error: {error}') from None
 
 
 if __name__ == '__main__':

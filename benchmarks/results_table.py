@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
+from results_kept import ALIGNMENT
 from results_rows import WAYS, Task
 
 from fgc_mm.analysis import Run
@@ -18,8 +17,6 @@ from fgc_mm.analysis.gather import NoGatesError, gather
 from fgc_mm.analysis.results import RATIO, Row
 from fgc_mm.engine import launch
 from fgc_mm.evaluation.report import dump
-
-ALIGNMENT, SPEED = 'alignment.json', 'speed.json'
 
 
 def look(run: Run, task: Task) -> None:
@@ -44,13 +41,12 @@ def look(run: Run, task: Task) -> None:
     dump(path, {name: align(table, name, k=task.neighbours) for name in layers})
 
 
-def figures(run: Run, task: Task) -> dict[str, Any]:
+def figures(outcome: Mapping[str, Any], task: Task) -> dict[str, Any]:
     """All that is known of a finished run: plain numbers, None where there is nothing."""
-    metrics = run.metrics()
-    gates = _read(run.folder / ALIGNMENT) or {}
+    metrics, gates = outcome['metrics'], outcome['alignment']
     known: dict[str, Any] = dict(
-        label=run.label,
-        seed=run.seed,
+        label=outcome['label'],
+        seed=outcome['seed'],
         metric=float(metrics[task.metric]),
         ratio=float(metrics[RATIO]),
         openness=metrics.get('gates/openness'),
@@ -59,15 +55,10 @@ def figures(run: Run, task: Task) -> dict[str, Any]:
     )
     for name in PANELS:
         known[name] = statistics.fmean(g[name] for g in gates.values()) if gates else None
-    rows = (_read(run.folder / SPEED) or {}).get('rows', [])
-    kinds = {row['kind']: row for row in rows}
+    kinds = {row['kind']: row for row in (outcome['speed'] or {}).get('rows', [])}
     known['time'] = kinds['sparse']['time_ratio'] if kinds else None
     known['static_time'] = kinds['static']['time_ratio'] if kinds else None
     return known
-
-
-def _read(path: Path) -> Optional[dict]:
-    return json.loads(path.read_text()) if path.is_file() else None
 
 
 def mean_and_spread(values: Sequence[Optional[float]], digits: int) -> str:
@@ -124,13 +115,12 @@ def table(done: Sequence[dict], task: Task, reference: str = WAYS['gated'].label
     return '\n'.join(lines) + '\n'
 
 
-def tradeoff_rows(runs: Sequence[Run], metric: str) -> list[Row]:
-    """What is done of the curves, for :func:`~fgc_mm.analysis.results.tradeoff_figure`."""
+def tradeoff_rows(done: Sequence[tuple[Run, Mapping[str, Any]]], metric: str) -> list[Row]:
+    """Runs and outcomes of curves, for :func:`~fgc_mm.analysis.results.tradeoff_figure`."""
     rows: dict[str, Row] = {}
-    for run in runs:
-        if run.series and run.figures.is_file():
+    for run, outcome in done:
+        if run.series:
             row = rows.setdefault(run.label, Row(run.label, run.series, [], []))
-            tested = run.metrics()
-            row.metric.append(float(tested[metric]))
-            row.ratio.append(float(tested[RATIO]))
+            row.metric.append(float(outcome['metrics'][metric]))
+            row.ratio.append(float(outcome['metrics'][RATIO]))
     return list(rows.values())

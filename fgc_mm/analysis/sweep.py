@@ -128,6 +128,11 @@ def _owner(key: str, hooks: Sequence[Mapping]) -> str:
     return owners[0]
 
 
+def slug(label: str) -> str:
+    """A label as the name of a folder or file."""
+    return re.sub(r'[^\w.=+-]+', '_', label).strip('_')
+
+
 def make_runs(
     config: str | Path,
     points: Sequence[Point],
@@ -155,7 +160,7 @@ def make_runs(
     hooks = Config.fromfile(str(config)).to_dict().get('custom_hooks') or []
     runs = []
     for point in points:
-        folder = Path(work_dir) / re.sub(r'[^\w.=+-]+', '_', point.label).strip('_')
+        folder = Path(work_dir) / slug(point.label)
         for seed in seeds:
             run = Run(
                 base=Path(config),

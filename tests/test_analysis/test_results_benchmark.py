@@ -20,7 +20,7 @@ BENCHMARKS = Path(__file__).parents[2] / 'benchmarks'
 @pytest.fixture
 def modules(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    names = ('results_rows', 'results_table', 'results')
+    names = ('results_rows', 'results_kept', 'results_table', 'results')
     return SimpleNamespace(**{name: importlib.import_module(name) for name in names})
 
 
@@ -39,16 +39,28 @@ def make_run(tmp_path):
         folder.mkdir(parents=True)
         run = Run(tmp_path / 'base.py', folder, tmp_path / label / 'config.py', tmp_path, seed)
         metrics = {'error/top1': error, 'accuracy/top1': 100 - error, 'macs/pruning_ratio': ratio}
-        layers = [] if overlap is None else [{}]
-        run.figures.write_text(json.dumps(dict(metrics=metrics, layers=layers)))
-        if overlap is not None:
-            gate = dict(nmi_feature_gate=0.5, nmi_feature_label=0.6, nmi_gate_label=0.4)
-            own = {f'gate{i}': dict(gate, overlap=overlap + 0.1 * i) for i in range(2)}
-            (folder / 'alignment.json').write_text(json.dumps(own))
+        run.figures.write_text(json.dumps(dict(metrics=metrics)))
+        gate = dict(nmi_feature_gate=0.5, nmi_feature_label=0.6, nmi_gate_label=0.4)
+        gates = 0 if overlap is None else 2
+        own = {f'gate{i}': dict(gate, overlap=overlap + 0.1 * i) for i in range(gates)}
+        (folder / 'alignment.json').write_text(json.dumps(own))
         if time is not None:
             rows = [dict(kind=kind, time_ratio=time) for kind in ('static', 'sparse')]
             (folder / 'speed.json').write_text(json.dumps(dict(rows=rows)))
         return Run(run.base, folder, run.config, tmp_path, seed, label=label, series=series)
+
+    return make
+
+
+@pytest.fixture
+def outcome_of(modules, tmp_path):
+    kept = modules.results_kept.Kept(tmp_path / 'kept', tmp_path)
+    (tmp_path / 'base.py').write_text('model = dict()')
+
+    def make(run):
+        assert kept.begin(run)
+        kept.keep('resnet20', run)
+        return kept.read('resnet20', run)
 
     return make
 
@@ -86,7 +98,7 @@ def test_rows_of_one_task_cost_the_same(modules):
         assert all(own == task.layers for own in layers)
 
 
-def test_table_has_what_is_done(modules, make_run):
+def test_table_has_what_is_done(modules, make_run, outcome_of):
     tables = modules.results_table
     task = modules.results_rows.TASKS['resnet20']
     gated = modules.results_rows.WAYS['gated'].label
@@ -97,7 +109,7 @@ def test_table_has_what_is_done(modules, make_run):
         make_run('FGC', 2, 10.5, 55.0, 0.3, time=0.8),
         make_run('FGC', 3, 10.0, 55.0, 0.3),
     ]
-    done = [tables.figures(run, task) for run in runs]
+    done = [tables.figures(outcome_of(run), task) for run in runs]
     lines = [line.strip('| ').split(' | ') for line in tables.table(done, task).splitlines()]
     by_row = {line[0]: line[1:] for line in lines[2:]}
     assert list(by_row) == ['dense', gated, 'FGC']
@@ -108,13 +120,14 @@ def test_table_has_what_is_done(modules, make_run):
     assert by_row['FGC'][-1] == '0.80'
 
 
-def test_plot_joins_costs(modules, make_run, tmp_path):
+def test_plot_joins_costs(modules, make_run, outcome_of):
     runs = [
         make_run(f'{series} {saved}', 1, 8 + saved / 20, saved, 0.1, series=series)
         for series in ('without FGC', 'with FGC')
         for saved in (30, 50, 70)
     ]
-    rows = modules.results_table.tradeoff_rows([*runs, make_run('dense', 1, 8, 0)], 'accuracy/top1')
+    done = [(run, outcome_of(run)) for run in [*runs, make_run('dense', 1, 8, 0)]]
+    rows = modules.results_table.tradeoff_rows(done, 'accuracy/top1')
     assert [row.series for row in rows] == ['without FGC'] * 3 + ['with FGC'] * 3
     figure = modules.results.tradeoff_figure(rows, 'accuracy/top1', 'resnet20')
     assert_labelled(figure, 1)
@@ -122,9 +135,10 @@ def test_plot_joins_costs(modules, make_run, tmp_path):
     assert list(xs) == [30, 50, 70]
 
 
-def test_gates_are_looked_at_once(modules, make_run, monkeypatch):
+def test_gates_are_looked_at_once(modules, make_run, outcome_of, monkeypatch):
     tables = modules.results_table
     run = make_run('FGC', 1, 10.0, 55.0)
+    (run.folder / 'alignment.json').unlink()
     (run.folder / 'last_checkpoint').write_text('epoch_6.pth')
     (run.folder / 'epoch_6.pth').touch()
     (run.folder / 'config.py').write_text('model = dict()')
@@ -139,7 +153,7 @@ def test_gates_are_looked_at_once(modules, make_run, monkeypatch):
     tables.look(run, task)
     tables.look(run, task)
     assert asked == [str(run.folder / 'epoch_6.pth')]
-    known = tables.figures(run, task)
+    known = tables.figures(outcome_of(run), task)
     assert list(known['layers']) == [LAYERS[-1]]
     assert known['overlap'] == known['layers'][LAYERS[-1]]['overlap'] > 0.1
     # Of the three classes the last layer knows most.
@@ -150,9 +164,9 @@ def test_limit_counts_what_is_made(modules, make_run, monkeypatch, tmp_path):
     made = []
     done = make_run('done', 1, 10.0, 55.0)
     runs = [Run(tmp_path, tmp_path / str(i), tmp_path, tmp_path, label=str(i)) for i in range(3)]
-    monkeypatch.setattr(Run, 'execute', lambda run: made.append(run.label) or True)
+    monkeypatch.setattr(modules.results, 'finish', lambda run, kept: made.append(run.label))
     monkeypatch.setattr(modules.results, 'make_start', lambda task, folder: True)
-    monkeypatch.setattr(modules.results, 'look', lambda run, task: None)
-    plan = {'resnet20': {'search': [runs[0]], 'rows': [done, *runs[1:]]}}
-    assert modules.results.execute(plan, tmp_path, limit=2) == 0
-    assert made == ['0', 'done', '1']
+    kept = modules.results_kept.Kept(tmp_path / 'kept', tmp_path)
+    plan = {'resnet20': {'search': runs[:2], 'rows': [runs[2], done]}}
+    assert modules.results.execute(plan, kept, limit=2) == 3
+    assert made == ['0', '1', 'done']
