@@ -70,7 +70,8 @@ class BudgetController:
 
     Two actuators work together.
 
-    The fast one shifts the logits of all gates by a small amount in each step.
+    The fast one shifts the logits of all gates by a small amount in each step, those
+    of channels that the task pulls at by less (:class:`TaskPull`).
     How far they are from the goal is read off the batch by trying shifts on it,
     so the loop depends on neither optimizer nor learning rate, and keeps
     its force when the rate has decayed. From the target to the end the gain falls,

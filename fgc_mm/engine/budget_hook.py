@@ -17,12 +17,13 @@ from torch import Tensor
 from ..complexity import BackboneShare, MACsTracer
 from ..gates import Gate
 from .budget_control import BudgetController
+from .budget_pull import TaskPull
 from .budget_reading import BatchReader, join
 from .gate_loss_hook import GateLossHook, SetupError
 from .l0_hook import L0Hook
 from .task_model import unwrap
 
-_KEY = 'budget'
+_KEY, _PULL = 'budget', 'pull'
 _SLOPE = 0.1
 """What a logit of an image above the cap is pressed with at least; the slope of a sigmoid
 is 0.25 at most."""
@@ -36,8 +37,9 @@ class BudgetHook(GateLossHook):
 
     The share is that of ``tools/test.py``: hard decisions in evaluation, at the
     size of the images, the gates' own MACs included, stem and shortcuts counted
-    fully. See :class:`BudgetController` for how it gets there; ``loss_budget``
-    is the expected share times a weight that the controller finds.
+    fully. See :class:`BudgetController` for how it gets there and :class:`TaskPull`
+    for what closes first; ``loss_budget`` is the expected share times a weight that the
+    controller finds.
 
     Every ``check_interval`` iterations (20) the backbone runs on the batch once more
     in evaluation, and the difference to what was counted in training is
@@ -122,11 +124,13 @@ class BudgetHook(GateLossHook):
         self.check_interval = check_interval
         self.backbone = backbone
         self.controller: Optional[BudgetController] = None
+        self.pull = TaskPull()
         self._share: Optional[BackboneShare] = None
         self._tracer: Optional[MACsTracer] = None
         self._interval = 1
         self._inputs: Optional[tuple] = None
         self._report: Optional[Tensor] = None
+        self._speeds: Optional[list[Tensor]] = None
         self._fixed: list[bool] = []
         self._validated: Optional[tuple[int, float]] = None
         self._loaded: Optional[dict] = None
@@ -164,9 +168,14 @@ class BudgetHook(GateLossHook):
         self.controller = BudgetController(
             self.target, runner.max_iters, self.begin, self.reach, self.floor, self.max_weight
         )
+        self.pull = TaskPull()
         loaded, self._loaded = self._loaded, None
         if runner.iter and loaded is not None:
+            loaded = dict(loaded)
+            pull = loaded.pop(_PULL, None)  # saved by earlier versions without
             self.controller.load_state_dict(loaded)
+            if pull is not None:
+                self.pull.load_state_dict(pull, next(model.parameters()).device)
         elif runner.iter:
             runner.logger.log(
                 logging.WARNING,
@@ -176,11 +185,13 @@ class BudgetHook(GateLossHook):
 
     def discard(self) -> None:
         super().discard()
+        self.pull.discard()
         self._inputs = self._report = None
 
     def after_train(self, runner: Runner) -> None:
         """Say where the training has ended."""
         super().after_train(runner)
+        self.pull.discard()
         if self._share is not None:
             self._share.detach()
         self._inputs = self._report = None
@@ -216,7 +227,11 @@ class BudgetHook(GateLossHook):
         if not state.seen:
             self._check_target(share)
         floored = controller.at_floor() or [False] * len(logits)
-        batch = BatchReader(share, [a.detach() for a in logits], self._fixed, self.floor)
+        logits = self.pull.watch(share, logits)
+        self._speeds = self.pull.speeds()
+        batch = BatchReader(
+            share, [a.detach() for a in logits], self._fixed, self.floor, self._speeds
+        )
         goal = controller.goal(runner.iter)
         goal = float(batch.expected.mean()) if goal is None else goal
         shift = batch.solve(goal, controller.trust(runner.iter), state.correction)
@@ -255,10 +270,14 @@ class BudgetHook(GateLossHook):
             self._inputs = None
         goal = controller.goal(runner.iter)
         shifts = controller.update(reading, runner.iter)
-        for gate, shift, fixed in zip(share.gates.values(), shifts, self._fixed, strict=True):
+        moves: list = shifts
+        if self._speeds is not None:
+            moves = [shift * speed for shift, speed in zip(shifts, self._speeds, strict=True)]
+        for gate, move, fixed in zip(share.gates.values(), moves, self._fixed, strict=True):
             if not fixed and gate.record is not None:
-                gate.shift(shift)
+                gate.shift(move)
                 gate.sharpen(controller.sharpening())
+        self.pull.take()
         state = controller.state
         figures = {
             'goal': reading.expected if goal is None else goal,
@@ -280,7 +299,7 @@ class BudgetHook(GateLossHook):
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         if self.controller is not None:
-            checkpoint[_KEY] = self.controller.state_dict()
+            checkpoint[_KEY] = {**self.controller.state_dict(), _PULL: self.pull.state_dict()}
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         # Also called for load_from and testing: whether it is of use shows later.

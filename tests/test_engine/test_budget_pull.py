@@ -1,0 +1,109 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""What a budget closes first."""
+
+import pytest
+import torch
+from mmengine.hooks import Hook
+
+from fgc_mm.engine.budget_pull import TaskPull
+from fgc_mm.gates import find_gates
+
+
+class Share:
+    """Two gates, the second twice as expensive."""
+
+    def of(self, openness):
+        return openness @ torch.tensor([0.2, 0.4])
+
+
+def pulled(strengths, weight=0.0, logit=2.0, pull=None):
+    """A batch whose task has these gradients, beside a loss on the share."""
+    pull = pull or TaskPull()
+    logits = [torch.full((3, 4), logit, requires_grad=True) for _ in range(2)]
+    own = pull.watch(Share(), logits)
+    task = sum((a * s).sum() for a, s in zip(logits, strengths, strict=True))
+    (task + weight * sum(a.sigmoid().sum() for a in own)).backward()
+    pull.take()
+    return pull
+
+
+def test_what_the_task_holds_moves_slowly():
+    strengths = torch.tensor([[1.0, 2.0, -4.0, 0.0], [1.0, 2.0, -4.0, 0.0]])
+    first, second = pulled(strengths).speeds()
+    for speeds in (first, second):
+        assert speeds[3] > speeds[0] > speeds[1] > speeds[2] > 0
+        assert speeds[3] == pytest.approx(2)
+    # What costs twice as much and is held twice as hard is as fast.
+    assert second[1] == pytest.approx(float(first[0]))
+    assert second[2] == pytest.approx(float(first[1]))
+    assert float(torch.cat([first, second]).median()) == pytest.approx(1, abs=0.4)
+
+
+def test_the_budgets_own_gradients_do_not_count():
+    strengths = torch.tensor([[1.0, 2.0, 3.0, 4.0], [1.0, 1.0, 1.0, 1.0]])
+    alone, beside = pulled(strengths).speeds(), pulled(strengths, weight=50.0).speeds()
+    for a, b in zip(alone, beside, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_speeds_are_means_over_batches():
+    pull = TaskPull()
+    assert pull.speeds() is None
+    one, other = torch.ones(2, 4), torch.ones(2, 4)
+    other[0, 0] = 3.0
+    pulled(one, pull=pull)
+    pulled(other, pull=pull)
+    mean = torch.ones(2, 4)
+    mean[0, 0] = 5.0**0.5  # of squares
+    for a, b in zip(pull.speeds(), pulled(mean).speeds(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_batch_that_is_left_out_leaves_nothing():
+    pull = pulled(torch.ones(2, 4))
+    before = pull.state_dict()['means'].clone()
+    pulled(torch.full((2, 4), float('inf')), pull=pull)
+    logits = [torch.zeros(3, 4, requires_grad=True) for _ in range(2)]
+    pull.watch(Share(), logits)
+    sum(a.sum() for a in logits).backward()
+    pull.discard()
+    pull.take()
+    assert pull.seen == 1 and torch.equal(pull.state_dict()['means'], before)
+
+
+def test_gates_that_no_gradient_reaches():
+    pull = TaskPull()
+    logits = [torch.full((3, 4), 40.0), torch.full((3, 1), 40.0)]  # open for sure: no slope
+    pull.watch(Share(), logits)
+    pull.take()
+    assert all(speeds.isfinite().all() for speeds in pull.speeds())
+
+
+class Useless(Hook):
+    """Makes every other gated channel of no use, by the weights behind it."""
+
+    def before_train(self, runner):
+        for name, module in runner.model.named_modules():
+            if name.startswith('backbone.layer') and name.endswith('conv2'):
+                with torch.no_grad():
+                    module.weight[:, ::2] = 0
+
+
+def test_what_is_of_no_use_closes(make_runner, toy):
+    """At a rate at which the optimizer does nothing about it."""
+    gate = dict(type='BinConcreteGate', norm_cfg=dict(type='LN'))
+    model = toy.task(dict(toy.backbone, gate=gate))
+    runner = make_runner(
+        [dict(type='BudgetHook', target=0.6, check_interval=5), Useless()],
+        model=model,
+        max_iters=60,
+        optim_wrapper=dict(optimizer=dict(type='SGD', lr=1e-6)),
+        randomness=dict(seed=0),
+    )
+    runner.train()
+    model.eval()
+    model(toy.images(12).images)
+    masks = [gate.record.mask for gate in find_gates(model).values()]
+    of_no_use = torch.cat([mask[:, ::2].flatten() for mask in masks]).mean()
+    of_use = torch.cat([mask[:, 1::2].flatten() for mask in masks]).mean()
+    assert of_no_use < 0.1 and of_use > 0.4
