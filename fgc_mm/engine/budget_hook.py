@@ -66,8 +66,8 @@ class BudgetHook(GateLossHook):
         max_weight (float): Bound of the loss's weight. Defaults to 4.0.
         check_interval (int, optional): Iterations between two passes in
             evaluation. Defaults to None: 20, less if there are under 500.
-        backbone (str): Name of the model's part that the share is about; '' for
-            the whole model. Defaults to 'backbone'.
+        backbone (str): Name of the model's part that the share is about.
+            Defaults to 'backbone'.
         log_interval (int): Iterations between two logs of every gate's
             openness. Defaults to 50.
 
@@ -116,6 +116,11 @@ class BudgetHook(GateLossHook):
                 f'BudgetHook: check_interval={check_interval!r} must be a whole number of '
                 'iterations, at least 1'
             )
+        if not backbone:
+            raise ValueError(
+                f"BudgetHook: backbone={backbone!r} must name the model's part that the share is "
+                "about, such as 'backbone'"
+            )
         self.begin = begin
         self.reach = reach
         self.floor = floor
@@ -132,6 +137,7 @@ class BudgetHook(GateLossHook):
         self._report: Optional[Tensor] = None
         self._speeds: Optional[list[Tensor]] = None
         self._fixed: list[bool] = []
+        self._checked = False
         self._validated: Optional[tuple[int, float]] = None
         self._loaded: Optional[dict] = None
 
@@ -151,6 +157,11 @@ class BudgetHook(GateLossHook):
             self._share = BackboneShare(model, self.backbone)
         except ValueError as error:
             raise SetupError(f'BudgetHook: {error}') from None
+        if not self._share.gates:
+            raise SetupError(
+                f'BudgetHook: backbone={self.backbone!r} of {type(model).__name__} has no gates, so '
+                "its cost cannot be controlled; name the part that has them, such as 'backbone'"
+            )
         for name, gate in self._share.gates.items():
             if not gate.shiftable():
                 raise SetupError(
@@ -164,11 +175,16 @@ class BudgetHook(GateLossHook):
             not any(p.requires_grad for p in gate.parameters())
             for gate in self._share.gates.values()
         ]
+        if all(self._fixed):
+            raise SetupError(
+                'BudgetHook: all gates are frozen, so their cost cannot be controlled; train them '
+                '(gates_follow_freeze=False in the backbone)'
+            )
         self._interval = self.check_interval or min(20, max(1, runner.max_iters // 25))
         self.controller = BudgetController(
             self.target, runner.max_iters, self.begin, self.reach, self.floor, self.max_weight
         )
-        self.pull = TaskPull()
+        self.pull, self._checked = TaskPull(), False
         loaded, self._loaded = self._loaded, None
         if runner.iter and loaded is not None:
             loaded = dict(loaded)
@@ -223,12 +239,17 @@ class BudgetHook(GateLossHook):
         records = [gate.record for gate in share.gates.values()]
         like = next(record for record in records if record is not None).logits
         # A gate behind the last output did not run, and costs nothing.
-        logits = [like.new_zeros(len(like), 1) if r is None else r.logits for r in records]
-        if not state.seen:
+        logits = [
+            like.new_zeros(len(like), gate.channels) if gate.record is None else gate.record.logits
+            for gate in share.gates.values()
+        ]
+        if not self._checked:
             self._check_target(share)
+            self._checked = True
         floored = controller.at_floor() or [False] * len(logits)
-        logits = self.pull.watch(share, logits)
-        self._speeds = self.pull.speeds()
+        logits = self.pull.watch(share, logits, self._fixed)
+        # What the task holds least is the first to close, but not to open.
+        self._speeds = self.pull.speeds() if controller.falls() else None
         batch = BatchReader(
             share, [a.detach() for a in logits], self._fixed, self.floor, self._speeds
         )
@@ -269,10 +290,7 @@ class BudgetHook(GateLossHook):
             controller.correct(self._evaluate(self._inputs) - reading.hard)
             self._inputs = None
         goal = controller.goal(runner.iter)
-        shifts = controller.update(reading, runner.iter)
-        moves: list = shifts
-        if self._speeds is not None:
-            moves = [shift * speed for shift, speed in zip(shifts, self._speeds, strict=True)]
+        moves = controller.update(reading, runner.iter, self._speeds)
         for gate, move, fixed in zip(share.gates.values(), moves, self._fixed, strict=True):
             if not fixed and gate.record is not None:
                 gate.shift(move)
