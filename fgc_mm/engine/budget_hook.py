@@ -159,7 +159,7 @@ class BudgetHook(GateLossHook):
             raise SetupError(f'BudgetHook: {error}') from None
         if not self._share.gates:
             raise SetupError(
-                f'BudgetHook: backbone={self.backbone!r} of {type(model).__name__} has no gates, so '
+                f'BudgetHook: backbone={self.backbone!r} of {type(model).__name__} has no gates: '
                 "its cost cannot be controlled; name the part that has them, such as 'backbone'"
             )
         for name, gate in self._share.gates.items():
