@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Optional
+
+from torch import Tensor
 
 from .budget_reading import FARTHEST, Reading
 
@@ -70,7 +73,8 @@ class BudgetController:
 
     Two actuators work together.
 
-    The fast one shifts the logits of all gates by a small amount in each step.
+    The fast one shifts the logits of all gates by a small amount in each step, those
+    of channels that the task pulls at by less (:class:`TaskPull`).
     How far they are from the goal is read off the batch by trying shifts on it,
     so the loop depends on neither optimizer nor learning rate, and keeps
     its force when the rate has decayed. From the target to the end the gain falls,
@@ -130,20 +134,29 @@ class BudgetController:
             return None
         return start + self.progress(step) * (self.target - start)
 
+    def falls(self) -> bool:
+        """Whether channels are to be closed, and not opened, on the way to the target."""
+        return self.state.start is not None and self.state.start > self.target
+
     def gain(self, step: int) -> float:
         """Part of the distance to the goal that one step goes."""
         done = _ramp(step / self.steps, self.reach, 1.0)
         return _FASTEST ** (1 - done) * self.slowest**done
 
-    def update(self, reading: Reading, step: int) -> list[float]:
+    def update(
+        self, reading: Reading, step: int, speeds: Optional[Sequence[Tensor]] = None
+    ) -> list[Any]:
         """Take a reading in.
 
         Args:
             reading (Reading): Of this iteration, the same on all ranks.
             step (int): Number of the iteration.
+            speeds (Sequence[Tensor], optional): How far a shift by 1 moves the
+                channels of each gate. Defaults to None, 1 for all.
 
         Returns:
-            list[float]: What to add to the logits of each gate.
+            list[float | Tensor]: What to add to the logits of each gate; with speeds,
+            to that of each channel.
         """
         state, gain = self.state, self.gain(step)
         state.seen += 1
@@ -172,7 +185,12 @@ class BudgetController:
         over = self.max_shift * (1.0 if reading.over_cap > 0.001 else -0.1)
         state.cap_weight = self._weight(state.cap_weight, over)
         # A gate comes down to its floor, and up to it, by the same law.
-        return [self._bounded(max(shift, -gain * room)) for room in reading.room]
+        if speeds is None:
+            return [self._bounded(max(shift, -gain * room)) for room in reading.room]
+        return [
+            (shift * speed).clamp(min=-gain * room).clamp(-self.max_shift, self.max_shift)
+            for speed, room in zip(speeds, reading.room, strict=True)
+        ]
 
     def sharpening(self) -> float:
         """What to multiply the logits with, 1 if decisions are sure enough."""

@@ -17,12 +17,13 @@ from torch import Tensor
 from ..complexity import BackboneShare, MACsTracer
 from ..gates import Gate
 from .budget_control import BudgetController
+from .budget_pull import TaskPull
 from .budget_reading import BatchReader, join
 from .gate_loss_hook import GateLossHook, SetupError
 from .l0_hook import L0Hook
 from .task_model import unwrap
 
-_KEY = 'budget'
+_KEY, _PULL = 'budget', 'pull'
 _SLOPE = 0.1
 """What a logit of an image above the cap is pressed with at least; the slope of a sigmoid
 is 0.25 at most."""
@@ -36,8 +37,9 @@ class BudgetHook(GateLossHook):
 
     The share is that of ``tools/test.py``: hard decisions in evaluation, at the
     size of the images, the gates' own MACs included, stem and shortcuts counted
-    fully. See :class:`BudgetController` for how it gets there; ``loss_budget``
-    is the expected share times a weight that the controller finds.
+    fully. See :class:`BudgetController` for how it gets there and :class:`TaskPull`
+    for what closes first; ``loss_budget`` is the expected share times a weight that the
+    controller finds.
 
     Every ``check_interval`` iterations (20) the backbone runs on the batch once more
     in evaluation, and the difference to what was counted in training is
@@ -64,8 +66,8 @@ class BudgetHook(GateLossHook):
         max_weight (float): Bound of the loss's weight. Defaults to 4.0.
         check_interval (int, optional): Iterations between two passes in
             evaluation. Defaults to None: 20, less if there are under 500.
-        backbone (str): Name of the model's part that the share is about; '' for
-            the whole model. Defaults to 'backbone'.
+        backbone (str): Name of the model's part that the share is about.
+            Defaults to 'backbone'.
         log_interval (int): Iterations between two logs of every gate's
             openness. Defaults to 50.
 
@@ -114,6 +116,11 @@ class BudgetHook(GateLossHook):
                 f'BudgetHook: check_interval={check_interval!r} must be a whole number of '
                 'iterations, at least 1'
             )
+        if not backbone:
+            raise ValueError(
+                f"BudgetHook: backbone={backbone!r} must name the model's part that the share is "
+                "about, such as 'backbone'"
+            )
         self.begin = begin
         self.reach = reach
         self.floor = floor
@@ -122,12 +129,15 @@ class BudgetHook(GateLossHook):
         self.check_interval = check_interval
         self.backbone = backbone
         self.controller: Optional[BudgetController] = None
+        self.pull = TaskPull()
         self._share: Optional[BackboneShare] = None
         self._tracer: Optional[MACsTracer] = None
         self._interval = 1
         self._inputs: Optional[tuple] = None
         self._report: Optional[Tensor] = None
+        self._speeds: Optional[list[Tensor]] = None
         self._fixed: list[bool] = []
+        self._checked = False
         self._validated: Optional[tuple[int, float]] = None
         self._loaded: Optional[dict] = None
 
@@ -147,6 +157,11 @@ class BudgetHook(GateLossHook):
             self._share = BackboneShare(model, self.backbone)
         except ValueError as error:
             raise SetupError(f'BudgetHook: {error}') from None
+        if not self._share.gates:
+            raise SetupError(
+                f'BudgetHook: backbone={self.backbone!r} of {type(model).__name__} has no gates: '
+                "its cost cannot be controlled; name the part that has them, such as 'backbone'"
+            )
         for name, gate in self._share.gates.items():
             if not gate.shiftable():
                 raise SetupError(
@@ -160,13 +175,23 @@ class BudgetHook(GateLossHook):
             not any(p.requires_grad for p in gate.parameters())
             for gate in self._share.gates.values()
         ]
+        if all(self._fixed):
+            raise SetupError(
+                'BudgetHook: all gates are frozen, so their cost cannot be controlled; train them '
+                '(gates_follow_freeze=False in the backbone)'
+            )
         self._interval = self.check_interval or min(20, max(1, runner.max_iters // 25))
         self.controller = BudgetController(
             self.target, runner.max_iters, self.begin, self.reach, self.floor, self.max_weight
         )
+        self.pull, self._checked = TaskPull(), False
         loaded, self._loaded = self._loaded, None
         if runner.iter and loaded is not None:
+            loaded = dict(loaded)
+            pull = loaded.pop(_PULL, None)  # saved by earlier versions without
             self.controller.load_state_dict(loaded)
+            if pull is not None:
+                self.pull.load_state_dict(pull, next(model.parameters()).device)
         elif runner.iter:
             runner.logger.log(
                 logging.WARNING,
@@ -176,11 +201,13 @@ class BudgetHook(GateLossHook):
 
     def discard(self) -> None:
         super().discard()
+        self.pull.discard()
         self._inputs = self._report = None
 
     def after_train(self, runner: Runner) -> None:
         """Say where the training has ended."""
         super().after_train(runner)
+        self.pull.discard()
         if self._share is not None:
             self._share.detach()
         self._inputs = self._report = None
@@ -212,11 +239,20 @@ class BudgetHook(GateLossHook):
         records = [gate.record for gate in share.gates.values()]
         like = next(record for record in records if record is not None).logits
         # A gate behind the last output did not run, and costs nothing.
-        logits = [like.new_zeros(len(like), 1) if r is None else r.logits for r in records]
-        if not state.seen:
+        logits = [
+            like.new_zeros(len(like), gate.channels) if gate.record is None else gate.record.logits
+            for gate in share.gates.values()
+        ]
+        if not self._checked:
             self._check_target(share)
+            self._checked = True
         floored = controller.at_floor() or [False] * len(logits)
-        batch = BatchReader(share, [a.detach() for a in logits], self._fixed, self.floor)
+        logits = self.pull.watch(share, logits, self._fixed)
+        # What the task holds least is the first to close, but not to open.
+        self._speeds = self.pull.speeds() if controller.falls() else None
+        batch = BatchReader(
+            share, [a.detach() for a in logits], self._fixed, self.floor, self._speeds
+        )
         goal = controller.goal(runner.iter)
         goal = float(batch.expected.mean()) if goal is None else goal
         shift = batch.solve(goal, controller.trust(runner.iter), state.correction)
@@ -254,11 +290,12 @@ class BudgetHook(GateLossHook):
             controller.correct(self._evaluate(self._inputs) - reading.hard)
             self._inputs = None
         goal = controller.goal(runner.iter)
-        shifts = controller.update(reading, runner.iter)
-        for gate, shift, fixed in zip(share.gates.values(), shifts, self._fixed, strict=True):
+        moves = controller.update(reading, runner.iter, self._speeds)
+        for gate, move, fixed in zip(share.gates.values(), moves, self._fixed, strict=True):
             if not fixed and gate.record is not None:
-                gate.shift(shift)
+                gate.shift(move)
                 gate.sharpen(controller.sharpening())
+        self.pull.take()
         state = controller.state
         figures = {
             'goal': reading.expected if goal is None else goal,
@@ -280,7 +317,7 @@ class BudgetHook(GateLossHook):
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         if self.controller is not None:
-            checkpoint[_KEY] = self.controller.state_dict()
+            checkpoint[_KEY] = {**self.controller.state_dict(), _PULL: self.pull.state_dict()}
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         # Also called for load_from and testing: whether it is of use shows later.

@@ -25,8 +25,8 @@ class Reading:
     Attributes:
         expected (float): Expected share, from the probabilities.
         hard (float): Share if every probability above the threshold is open.
-        shift (float): What to add to all logits for this batch to be on the
-            goal, within +-2.
+        shift (float): What to add to all logits, each times its speed, for this
+            batch to be on the goal, within +-2.
         doubt (float): Mean of 4 pi (1 - pi) over images and channels: 0 if all
             decisions are sure, 1 if all are tosses.
         over_cap (float): Mean of what images execute above the cap.
@@ -53,6 +53,8 @@ class BatchReader:
             ``share.gates``, without a graph.
         fixed (list[bool]): Gates that a shift does not move.
         floor (float): Least openness of each gate. Defaults to 0.0.
+        speeds (list[Tensor], optional): C for each gate, how far a shift by 1
+            moves its channels. Defaults to None, 1 for all.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class BatchReader:
         logits: list[Tensor],
         fixed: list[bool],
         floor: float = 0.0,
+        speeds: Optional[list[Tensor]] = None,
     ) -> None:
         self.share = share
         self.logits = torch.cat(logits, dim=1)
@@ -70,6 +73,7 @@ class BatchReader:
         mean[torch.arange(len(owner)), owner] = 1 / channels[owner]
         self._mean = mean.to(self.logits)
         self._moves = 1 - torch.tensor(fixed).to(self.logits)[owner]
+        self._speeds = torch.ones_like(self._moves) if speeds is None else torch.cat(speeds)
         cuts = [_logit(getattr(gate, 'threshold', 0.5)) for gate in share.gates.values()]
         self._cuts = self.logits.new_tensor(cuts)[owner]
         self.room = self.logits.new_full((len(logits),), 2 * FARTHEST)
@@ -98,7 +102,7 @@ class BatchReader:
         high = self.logits.new_tensor(FARTHEST)
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
-            moved = self.logits + torch.maximum(middle, self._least) * self._moves
+            moved = self.logits + torch.maximum(middle * self._speeds, self._least) * self._moves
             found = trust * (self.share.of(self._hard(moved)).mean() + offset)
             if trust < 1:
                 soft = self.share.of(moved.sigmoid() @ self._mean).mean()

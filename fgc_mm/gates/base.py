@@ -78,14 +78,14 @@ class Gate(BaseModule):
     def reset_parameters(self) -> None:
         """Set the gate's own initial values, in ``__init__`` and ``init_weights``."""
 
-    def shift(self, amount: float) -> None:
+    def shift(self, amount: Union[float, Tensor]) -> None:
         """Make every channel likelier to be open, or less likely.
 
         What a controller of the cost turns; only gates whose openness is learned
         have it.
 
         Args:
-            amount (float): Added to all logits.
+            amount (float | Tensor): Added to all logits, or to that of each channel.
         """
         raise self._not_learned()
 

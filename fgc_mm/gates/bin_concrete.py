@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import Optional
+from typing import Optional, Union
 
 import torch
 import torch.nn as nn
@@ -124,7 +124,7 @@ class BinConcreteGate(Gate):
             self.fc2.bias.fill_(self.bias_init)
 
     @torch.no_grad()
-    def shift(self, amount: float) -> None:
+    def shift(self, amount: Union[float, Tensor]) -> None:
         """Add to the bias of ``fc2``.
 
         A channel that lies far on that side already, whatever the image, stays: it
