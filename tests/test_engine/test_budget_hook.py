@@ -172,8 +172,25 @@ def test_a_resumed_run_is_the_uninterrupted_one(make_runner, toy, tmp_path):
     states = [budget_hook(r).controller.state_dict() for r in (straight, resumed)]
     assert states[0] == states[1]
     assert states[0]['seen'] == 12 and states[0]['checks'] == 6
+    pulls = [budget_hook(r).pull.state_dict()['means'] for r in (straight, resumed)]
+    assert torch.equal(*pulls) and pulls[0][2].min() == 12
     for a, b in zip(straight.model.parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_a_target_is_looked_at_again_on_resuming(make_runner, tmp_path):
+    common = dict(
+        train_cfg=dict(by_epoch=True, max_epochs=2),
+        default_hooks=dict(
+            logger=dict(type='LoggerHook', interval=1),
+            checkpoint=dict(type='CheckpointHook', interval=1),
+        ),
+    )
+    make_runner([dict(type='BudgetHook', target=0.5)], **common).train()
+    other = [dict(type='BudgetHook', target=0.01)]
+    start = dict(load_from=str(tmp_path / 'epoch_1.pth'), resume=True)
+    with pytest.raises(SetupError, match='target=0.01 cannot be reached'):
+        make_runner(other, **start, **common).train()
 
 
 def test_a_state_is_for_resuming_only(make_runner, tmp_path):
@@ -203,6 +220,7 @@ def test_a_state_is_for_resuming_only(make_runner, tmp_path):
         (dict(target=0.5, cap=0.4), r'cap=0.4 must be within \[0.5, 1\]'),
         (dict(target=0.5, check_interval=0), 'check_interval=0 must be'),
         (dict(target=0.5, max_weight=0), 'max_weight=0 must be positive'),
+        (dict(target=0.5, backbone=''), "backbone='' must name the model's part"),
     ],
 )
 def test_options_out_of_range(options, message):
@@ -230,6 +248,11 @@ def test_mistakes_show_before_the_first_step(make_runner, toy):
     refused('cost of FBSGate backbone.layer1.0.gate1 is not learned', half,
             model=toy.task(dict(toy.backbone, gate=dict(type='FBSGate'))))  # fmt: skip
     refused("backbone='body' is no part of ToyTask", dict(half, backbone='body'))
+    refused("backbone='head' of ToyTask has no gates", dict(half, backbone='head'))
+    model = toy.task()
+    for gate in find_gates(model).values():
+        gate.requires_grad_(False)
+    refused('all gates are frozen', half, model=model)
     model = toy.task()
     refused(r'target=0.01 cannot be reached: stem.* cost (0\.\d+) .*above \1',
             dict(half, target=0.01), model=model)  # fmt: skip
