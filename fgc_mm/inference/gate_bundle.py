@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -18,6 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ..complexity.attach import is_watched, tell
 from ..gates import BinConcreteGate, Gate, GateRecord
 from ..gates.base import pool_mean
+from ..gates.bin_concrete import logit_of
 from .folding import is_foldable
 from .forwards import autocasts
 from .stamp import Source, Stamp, checks
@@ -140,7 +140,8 @@ class GateBundle:
         known = self._known
         if known is None or known[0] is not prepared or known[1:3] != (positions, thresholds):
             first, bias, second, second_bias = prepared
-            limit = (positions * (self._cut() - second_bias.numpy())).astype(np.float32)
+            cut = np.float32(self._cut()).astype(np.float64)  # the gates compare in float32
+            limit = (positions * (cut - second_bias.numpy())).astype(np.float32)
             scaled = first, positions * bias, second, limit
             known = self._known = (prepared, positions, thresholds, scaled)
         return known[3]
@@ -162,9 +163,9 @@ class GateBundle:
         """The logit above which a channel is open; one for each if gates differ."""
         thresholds = [gate.threshold for gate in self.gates.values()]
         if len(set(thresholds)) == 1:
-            return _logit(thresholds[0])
+            return logit_of(thresholds[0])
         widths = [gate.channels for gate in self.gates.values()]
-        return np.repeat([_logit(threshold) for threshold in thresholds], widths)
+        return np.repeat([logit_of(threshold) for threshold in thresholds], widths)
 
     def refresh(self) -> None:
         """Prepare the weights, anew if the parameters have changed."""
@@ -276,9 +277,3 @@ def _array(forced: Union[float, Tensor]) -> np.ndarray:
             return forced.numpy().copy()  # the record must not change with it
         return forced.detach().float().cpu().numpy()
     return np.asarray(forced, dtype=np.float32)
-
-
-def _logit(threshold: float) -> float:
-    if not 0 < threshold < 1:
-        return -math.inf if threshold <= 0 else math.inf
-    return math.log(threshold / (1 - threshold))

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fgc_mm.gates import BinConcreteGate, FBSGate
+from fgc_mm.gates.bin_concrete import logit_of
 from fgc_mm.inference.gate_bundle import GateBundle
 
 NORMS = dict(BN=dict(type='BN1d'), LN=dict(type='LN'), none=None)
@@ -85,6 +86,22 @@ def test_thresholds_and_sizes_may_change():
         for name, gate in gates.items():
             mask = copy.deepcopy(gate)(x)
             assert torch.equal(torch.from_numpy(decided[name]).float(), mask)
+
+
+@pytest.mark.parametrize('threshold', [1e-7, 0.99999, 0.999999, 1 - 1e-7, 1 - 1e-9, 1 - 1e-15])
+@pytest.mark.parametrize('norm', ['BN', 'LN'])
+def test_thresholds_close_to_one(norm, threshold):
+    gates = make_gates(NORMS[norm], NORMS['none'])
+    for gate in gates.values():
+        gate.threshold = threshold
+        gate.fc2.weight.data *= 0.01
+        cut = logit_of(threshold)
+        gate.fc2.bias.data = cut + torch.linspace(-2, 2, gate.channels)
+        gate.fc2.weight.data[:3] = 0  # a tie is closed
+        gate.fc2.bias.data[0] = cut
+        gate.fc2.bias.data[1:3] = gate.fc2.bias.data[0] * (1 + torch.tensor([-2e-7, 2e-7]))
+    decided = check(gates, torch.rand(4, 24, 9, 9))
+    assert all(0.3 < float(mask.mean()) < 0.7 for mask in decided.values())
 
 
 def test_records_without_a_graph():
