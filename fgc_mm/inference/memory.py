@@ -56,7 +56,7 @@ def to_contiguous(maps: Tensor) -> Tensor:
     )
     if maps.is_contiguous() or not suits:
         return maps.contiguous()
-    out = torch.empty(maps.shape)
+    out = torch.empty(maps.shape, dtype=maps.dtype, device=maps.device)
     for image, target in zip(
         maps.permute(0, 2, 3, 1).flatten(1, 2).numpy(), out.flatten(2).numpy(), strict=True
     ):
