@@ -38,6 +38,7 @@ from speed_models import static_widths, width
 
 from fgc_mm.complexity import count_macs
 from fgc_mm.gates import find_gates
+from fgc_mm.inference import write_files
 from fgc_mm.inference.export_block import recordable
 from fgc_mm.inference.export_formats import FORMATS, Onnx, Run, record
 from fgc_mm.inference.export_parts import BackbonePart, Recorded
@@ -180,7 +181,7 @@ def main() -> None:
             )
         if args.out:
             content = dict(arguments=vars(args), rows=rows)
-            args.out.write_text(json.dumps(content, indent=1, default=str) + '\n')
+            write_files({args.out: json.dumps(content, indent=1, default=str) + '\n'})
 
 
 if __name__ == '__main__':

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 
 import fgc_mm  # noqa: F401  registers gates, backbones and hooks
@@ -59,7 +60,7 @@ def main() -> None:
         raise launch.UsageError(str(error)) from error
     stems = {'.py': Path(args.config).stem, '.pth': Path(checkpoint).stem}
     config, target = (folder / f'{stem}_slim{suffix}' for suffix, stem in stems.items())
-    slim_cfg.load_from = str(target)
+    slim_cfg.load_from = os.path.abspath(target)
     text = json.dumps(report, indent=2, default=float) + '\n'
     write_files(
         {

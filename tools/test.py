@@ -11,8 +11,7 @@ from fgc_mm.analysis import dial_options
 from fgc_mm.engine import launch
 from fgc_mm.engine.checkpoint_fit import CheckpointFitHook, CheckpointMismatchError
 from fgc_mm.evaluation import report
-from fgc_mm.gates import find_gates
-from fgc_mm.inference import add_sparse_hook, keep_memory
+from fgc_mm.inference import add_sparse_hook, has_gated_backbone
 
 
 def parse_args() -> argparse.Namespace:
@@ -52,16 +51,16 @@ def main() -> None:
         launch.augment_test_time(cfg)
     if args.sparse:
         add_sparse_hook(cfg)
-        keep_memory()
     splits = ('test',) if args.budget is None else ('test', args.calibration)
     launch.prepare(cfg, splits=splits)
     report.add_macs_hook(cfg)
     runner = launch.build_runner(cfg)
     if suffix in ('.pkl', '.pickle'):
         runner.test_evaluator.metrics.append(DumpResults(out_file_path=args.out))
-    if args.sparse and not find_gates(runner.model):
+    if args.sparse and not has_gated_backbone(runner.model):
         raise launch.UsageError(
-            f'--sparse: the model of {args.config} has no gates, so no channel is ever closed'
+            f'--sparse: the model of {args.config} has no gated backbone, so no channel is ever '
+            'closed'
         )
     runner.register_hook(CheckpointFitHook(args.checkpoint))
     try:

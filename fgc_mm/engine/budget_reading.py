@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Optional
 
@@ -12,6 +11,7 @@ from mmengine.dist import all_reduce
 from torch import Tensor
 
 from ..complexity import BackboneShare
+from ..gates.bin_concrete import logit_of
 
 FARTHEST = 2.0
 """Logits a reading can say to go, to either side."""
@@ -74,7 +74,7 @@ class BatchReader:
         self._mean = mean.to(self.logits)
         self._moves = 1 - torch.tensor(fixed).to(self.logits)[owner]
         self._speeds = torch.ones_like(self._moves) if speeds is None else torch.cat(speeds)
-        cuts = [_logit(getattr(gate, 'threshold', 0.5)) for gate in share.gates.values()]
+        cuts = [logit_of(getattr(gate, 'threshold', 0.5)) for gate in share.gates.values()]
         self._cuts = self.logits.new_tensor(cuts)[owner]
         self.room = self.logits.new_full((len(logits),), 2 * FARTHEST)
         if floor:
@@ -133,7 +133,3 @@ def join(report: Tensor) -> Reading:
     gates = (len(values) - 5) // 2
     openness, room = values[5 : 5 + gates], values[5 + gates :]
     return Reading(expected, hard, shift, doubt, over_cap, openness, room)
-
-
-def _logit(probability: float) -> float:
-    return math.log(probability / (1 - probability))

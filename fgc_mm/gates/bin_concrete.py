@@ -18,12 +18,30 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from .base import Gate, OptDict
 from .record import GateRecord
 
-OPEN_LOGIT = 30.0
+OPEN_LOGIT = 40.0
 """A logit whose probability is 1 in float32: open with any noise, at any
-threshold, and without a gradient that could move it."""
+threshold below 1 (whose logits end at 37), and without a gradient that could move it."""
 
 # Logit at which a channel is open, or closed, in all but one of 3,000 samples.
 _FAR = 8.0
+
+
+def logit_of(threshold: float) -> float:
+    """The logit above which a channel is open.
+
+    Decisions compare logits with it, in the type of the logits: close to 1
+    single precision has far fewer probabilities than logits.
+
+    Args:
+        threshold (float): The probability.
+
+    Example:
+        >>> logit_of(0.5)
+        0.0
+    """
+    if not 0 < threshold < 1:
+        return -math.inf if threshold <= 0 else math.inf
+    return math.log(threshold / (1 - threshold))
 
 
 class _HardSample(torch.autograd.Function):
@@ -138,7 +156,7 @@ class BinConcreteGate(Gate):
     @torch.no_grad()
     def sharpen(self, factor: float) -> None:
         """Scale ``fc2``."""
-        cut = math.log(self.threshold / (1 - self.threshold))
+        cut = logit_of(self.threshold)
         self.fc2.weight.mul_(factor)
         self.fc2.bias.sub_(cut).mul_(factor).add_(cut)
 
@@ -149,7 +167,7 @@ class BinConcreteGate(Gate):
             uniform = torch.rand_like(logits).clamp_(1e-6, 1 - 1e-6)
             multiplier = _HardSample.apply(logits + torch.logit(uniform), self.temperature)
         else:
-            multiplier = (probs > self.threshold).to(probs.dtype)
+            multiplier = (logits > logit_of(self.threshold)).to(logits.dtype)
         return multiplier, GateRecord(logits, probs, multiplier.detach())
 
     def slim_state(self, kept: Tensor, always: Tensor) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ from .slim import GateUsage, Slimmed, slim
 from .slim_files import load_fitting, slim_checkpoint, write_files
 from .slim_report import format_slim_report
 from .sparse import disable_sparse, enable_sparse, is_sparse
-from .sparse_hook import SparseInferenceHook, add_sparse_hook
+from .sparse_hook import SparseInferenceHook, add_sparse_hook, has_gated_backbone
 
 __all__ = [
     'Exported',
@@ -20,6 +20,7 @@ __all__ = [
     'export',
     'export_checkpoint',
     'format_slim_report',
+    'has_gated_backbone',
     'is_sparse',
     'keep_memory',
     'load_fitting',

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from ..backbones.block import Activation, Body, GatedBlock
 from ..complexity import GatedConv, gated_convs
-from .folding import FoldedLayer, is_foldable
+from .folding import FoldedLayer
+from .forwards import is_foldable
 from .sparse_block import is_depthwise, why_not
 
 FORMS = ('masked', 'gathered')

@@ -9,21 +9,12 @@ from typing import Any, Optional
 import torch
 import torch.nn as nn
 from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from . import kernels
 from .convolution import compute, convolve, is_product
 from .stamp import Source, Stamp, checks
 
 _Prepared = tuple[Stamp, Tensor, Tensor]
-
-
-def is_foldable(norm: nn.Module) -> bool:
-    """Whether a norm is, in evaluation, a factor and an offset per channel."""
-    usual = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
-    known = isinstance(norm, _BatchNorm) and norm.running_mean is not None
-    # A subclass may do more, such as activate.
-    return known and type(norm).forward in usual
 
 
 class FoldedLayer:
@@ -191,7 +182,9 @@ class FoldedLayer:
     def sources(self) -> list[Source]:
         """What the prepared weights are made of."""
         sources: list[Source] = [(self.conv._parameters, key) for key in ('weight', 'bias')]
+        sources.append((self.conv.__dict__, 'forward'))
         if self.norm is not None:
+            sources += [(self.norm.__dict__, key) for key in ('eps', 'forward')]
             sources += [(self.norm._parameters, key) for key in ('weight', 'bias')]
             sources += [(self.norm._buffers, key) for key in ('running_mean', 'running_var')]
         return sources

@@ -10,7 +10,9 @@ import torch
 import torch.nn as nn
 from mmcv.cnn.bricks.wrappers import Conv2d as MMConv2d
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from ..complexity.attach import is_watched
 from .convolution import convolve
 from .folding import FoldedLayer
 from .stamp import checks
@@ -40,8 +42,24 @@ def is_plain_conv(conv: nn.Module) -> bool:
         type(conv) in (nn.Conv2d, MMConv2d)
         and conv.padding_mode == 'zeros'
         and conv._parameters.get('weight') is not None
-        and isinstance(conv.__dict__.get('forward'), (NoneType, WeightedForward, FoldedForward))
+        and is_unpatched(conv)
     )
+
+
+def is_foldable(norm: nn.Module) -> bool:
+    """Whether a norm is, in evaluation, a factor and an offset per channel."""
+    usual = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
+    if not isinstance(norm, _BatchNorm) or norm.running_mean is None:
+        return False
+    # A subclass may do more, such as activate; so may pruning and the like, or a patch.
+    affine = not norm.affine or norm._parameters.get('weight') is not None
+    return affine and type(norm).forward in usual and is_unpatched(norm)
+
+
+def is_unpatched(module: nn.Module) -> bool:
+    """Whether nobody else has given this one module another ``forward``."""
+    ours = (NoneType, WeightedForward, FoldedForward, SkippedForward)
+    return isinstance(module.__dict__.get('forward'), ours)
 
 
 class WeightedForward:
@@ -82,7 +100,10 @@ class FoldedForward:
 
     def applies(self) -> bool:
         """Whether the two are one now; the same for both of a pass."""
-        return not (recording() or self.layer.norm.training)  # type: ignore[union-attr]
+        if checks.done:
+            return True
+        training = self.layer.norm.training  # type: ignore[union-attr]
+        return not (recording() or training or self in checks.apart)
 
     def activates(self) -> bool:
         """Whether the ReLU is part of it now."""
@@ -90,9 +111,21 @@ class FoldedForward:
 
     def __call__(self, x: Tensor) -> Tensor:
         conv = self.layer.conv
+        if not checks.done:
+            # Once for both: a hook may take itself off.
+            checks.apart.discard(self)
+            if self._disturbed():
+                checks.apart.add(self)
         if not self.applies():
             return type(conv).forward(conv, x)
         return self.layer.run(x, self.activates())
+
+    def _disturbed(self) -> bool:
+        """Whether one of the two is watched, or no longer what was prepared."""
+        conv, norm = self.layer.conv, self.layer.norm
+        assert norm is not None
+        fits = is_plain_conv(conv) and is_foldable(norm)
+        return not fits or is_watched(conv) or is_watched(norm)
 
 
 class SkippedForward:

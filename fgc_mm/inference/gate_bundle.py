@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -15,13 +14,16 @@ import torch.nn as nn
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ..backbones import GatedBlock
 from ..complexity.attach import is_watched, tell
 from ..gates import BinConcreteGate, Gate, GateRecord
 from ..gates.base import pool_mean
-from .folding import is_foldable
-from .forwards import autocasts
+from ..gates.bin_concrete import logit_of
+from .forwards import autocasts, is_foldable, is_unpatched
 from .stamp import Source, Stamp, checks
 
+_METHODS = ('forward', 'decide', 'decision', 'pool')
+"""Of a gate, whose work is done here."""
 _FEW = 1 << 17
 """Values that NumPy sums up, in one thread, sooner than PyTorch gets started."""
 
@@ -44,17 +46,22 @@ class GateBundle:
         self.reset()
 
     @staticmethod
-    def fits(gates: dict[str, Gate]) -> bool:
-        """Whether these gates can be bundled."""
+    def fits(gates: dict[str, Gate], block: Optional[GatedBlock] = None) -> bool:
+        """Whether these gates can be bundled, and the block just calls them."""
+        if block is not None:
+            usual = type(block).decide is GatedBlock.decide and 'decide' not in block.__dict__
+            if not usual:
+                return False
         if len({gate.in_channels for gate in gates.values()}) != 1:
             return False
         for gate in gates.values():
-            if type(gate) is not BinConcreteGate or type(gate.fc1) is not nn.Linear:
+            if type(gate) is not BinConcreteGate or not gate.__dict__.keys().isdisjoint(_METHODS):
+                return False
+            if not (_is_plain(gate.fc1) and _is_plain(gate.fc2)):
                 return False
             norm = gate.norm
-            if is_foldable(norm):
-                continue
-            if type(norm) not in (nn.LayerNorm, nn.Identity):
+            plain = type(norm) in (nn.LayerNorm, nn.Identity) and is_unpatched(norm)
+            if not (plain or is_foldable(norm)):
                 return False
         return True
 
@@ -64,8 +71,11 @@ class GateBundle:
         self._prepared: Optional[tuple[Stamp, tuple[Tensor, ...]]] = None
         self._known: Optional[tuple] = None
 
-    def watched(self) -> bool:
-        """Whether someone waits for the modules of the gates to be called."""
+    def watched(self, block: Optional[GatedBlock] = None) -> bool:
+        """Whether the modules of the gates must be called: someone waits for it, or
+        they are no longer what was prepared."""
+        if not self.fits(self.gates, block):
+            return True
         for gate in self.gates.values():
             for module in (gate, gate.fc1, gate.norm, gate.fc2):
                 if is_watched(module):
@@ -86,12 +96,16 @@ class GateBundle:
             dict[str, np.ndarray]: Name of the gate -> B x C, what its feature is
             multiplied with.
         """
+        prepared = self._weights()
+        if not prepared:
+            return self._one_by_one(x)
         usual = x.dtype == torch.float32 and x.device.type == 'cpu' and not x.requires_grad
+        usual = usual and prepared[0].dtype == torch.float32
         if usual and not self.layer_norms and (checks.done or not autocasts()):
-            logits, decided = self._quickly(x)
+            logits, decided = self._quickly(x, prepared)
         else:
             with torch.autocast(x.device.type, enabled=False):
-                known = self._logits(x)
+                known = self._logits(x, prepared)
             logits, decided = partial(_same, known), _opened(known, self._cut())
         values: dict[str, np.ndarray] = {}
         start = 0
@@ -110,18 +124,25 @@ class GateBundle:
             start = end
         return values
 
+    def _one_by_one(self, x: Tensor) -> dict[str, np.ndarray]:
+        """What the gates themselves decide."""
+        pooled = pool_mean(x)
+        values = {name: gate(pooled) for name, gate in self.gates.items()}
+        return {name: value.float().cpu().numpy() for name, value in values.items()}
+
     def _tell(self, gate: Any, batch: int) -> None:
         """Let those who count see the layers of a gate, which are not called."""
         for layer in (gate.fc1, gate.fc2):
             sides = (torch.empty(batch, width, device='meta') for width in layer.weight.shape[::-1])
             tell(layer, *sides)
 
-    def _quickly(self, x: Tensor) -> tuple[Callable[[], Tensor], np.ndarray]:
+    def _quickly(
+        self, x: Tensor, prepared: tuple[Tensor, ...]
+    ) -> tuple[Callable[[], Tensor], np.ndarray]:
         """Logits, when they are asked for, and decisions on a CPU.
 
         The mean is a sum whose factor goes into biases and threshold.
         """
-        prepared = self._weights()
         positions = x.size(2) * x.size(3)
         first, bias, second, limit = self._at(prepared, positions)
         if x.numel() <= _FEW:
@@ -140,13 +161,14 @@ class GateBundle:
         known = self._known
         if known is None or known[0] is not prepared or known[1:3] != (positions, thresholds):
             first, bias, second, second_bias = prepared
-            limit = (positions * (self._cut() - second_bias.numpy())).astype(np.float32)
+            cut = np.float32(self._cut()).astype(np.float64)  # the gates compare in float32
+            limit = (positions * (cut - second_bias.numpy())).astype(np.float32)
             scaled = first, positions * bias, second, limit
             known = self._known = (prepared, positions, thresholds, scaled)
         return known[3]
 
-    def _logits(self, x: Tensor) -> Tensor:
-        first, first_bias, second, second_bias = self._weights()
+    def _logits(self, x: Tensor, prepared: tuple[Tensor, ...]) -> Tensor:
+        first, first_bias, second, second_bias = prepared
         hidden = torch.addmm(first_bias, pool_mean(x).to(first.dtype), first)
         if self.layer_norms:
             gates = self.gates.values()
@@ -162,9 +184,9 @@ class GateBundle:
         """The logit above which a channel is open; one for each if gates differ."""
         thresholds = [gate.threshold for gate in self.gates.values()]
         if len(set(thresholds)) == 1:
-            return _logit(thresholds[0])
+            return logit_of(thresholds[0])
         widths = [gate.channels for gate in self.gates.values()]
-        return np.repeat([_logit(threshold) for threshold in thresholds], widths)
+        return np.repeat([logit_of(threshold) for threshold in thresholds], widths)
 
     def refresh(self) -> None:
         """Prepare the weights, anew if the parameters have changed."""
@@ -175,7 +197,8 @@ class GateBundle:
 
     def _weights(self) -> tuple[Tensor, ...]:
         """First layers side by side, in_channels x hidden, their bias, second
-        layers down a diagonal, hidden x channels, and their bias."""
+        layers down a diagonal, hidden x channels, and their bias; none of them if
+        they are of different types."""
         if self._prepared is None or not checks.done:
             self.refresh()
         prepared = self._prepared
@@ -186,8 +209,11 @@ class GateBundle:
         """What the prepared weights are made of."""
         sources: list[Source] = []
         for gate in self.gates.values():
-            sources.append((gate.fc1._parameters, 'weight'))
-            sources += [(gate.fc2._parameters, key) for key in ('weight', 'bias')]
+            sources += [(gate.__dict__, key) for key in _METHODS]
+            for layer in (gate.fc1, gate.fc2):
+                sources += [(layer._parameters, key) for key in ('weight', 'bias')]
+                sources.append((layer.__dict__, 'forward'))
+            sources += [(gate.norm.__dict__, key) for key in ('eps', 'forward')]
             if isinstance(gate.norm, _BatchNorm):
                 sources += [(gate.norm._parameters, key) for key in ('weight', 'bias')]
                 sources += [(gate.norm._buffers, key) for key in ('running_mean', 'running_var')]
@@ -196,20 +222,23 @@ class GateBundle:
     @torch.no_grad()
     def _fold(self) -> tuple[Tensor, ...]:
         weights, biases = [], []
+        found = [owner.get(key) for owner, key in self.sources()]
+        if len({each.dtype for each in found if isinstance(each, Tensor)}) > 1:
+            return ()
         for gate in self.gates.values():
             weight = gate.fc1.weight.detach().clone()
-            bias = weight.new_zeros(weight.size(0))
+            bias = _bias(gate.fc1)
             norm: Any = gate.norm
             if isinstance(gate.norm, _BatchNorm):
                 scale = torch.rsqrt(norm.running_var + norm.eps)
                 scale = scale if norm.weight is None else scale * norm.weight
-                bias = -norm.running_mean * scale
+                bias = (bias - norm.running_mean) * scale
                 bias = bias if norm.bias is None else bias + norm.bias
                 weight = weight * scale[:, None]
             weights.append(weight)
             biases.append(bias.to(weight.dtype))
         second = torch.block_diag(*(gate.fc2.weight.detach() for gate in self.gates.values()))
-        second_bias = torch.cat([gate.fc2.bias.detach() for gate in self.gates.values()])
+        second_bias = torch.cat([_bias(gate.fc2) for gate in self.gates.values()])
         return (
             torch.cat(weights).t().contiguous(),
             torch.cat(biases),
@@ -253,6 +282,18 @@ class LateRecord(GateRecord):
         return GateRecord(self.logits, self.probs, self.mask, self.feature)
 
 
+def _is_plain(layer: nn.Module) -> bool:
+    """Whether a layer is nothing but ``F.linear`` of its weight."""
+    kind = type(layer) is nn.Linear and layer._parameters.get('weight') is not None
+    return kind and is_unpatched(layer)
+
+
+def _bias(layer: nn.Linear) -> Tensor:
+    if layer.bias is None:
+        return layer.weight.new_zeros(layer.out_features)
+    return layer.bias.detach()
+
+
 def _same(logits: Tensor) -> Tensor:
     return logits
 
@@ -276,9 +317,3 @@ def _array(forced: Union[float, Tensor]) -> np.ndarray:
             return forced.numpy().copy()  # the record must not change with it
         return forced.detach().float().cpu().numpy()
     return np.asarray(forced, dtype=np.float32)
-
-
-def _logit(threshold: float) -> float:
-    if not 0 < threshold < 1:
-        return -math.inf if threshold <= 0 else math.inf
-    return math.log(threshold / (1 - threshold))

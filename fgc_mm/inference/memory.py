@@ -23,7 +23,8 @@ def keep_memory(megabytes: int = 1024) -> bool:
     By default glibc gives large blocks back to the system at once, and the next
     pass pays for every page anew: for a map of 16 MB that takes longer than many a
     convolution. It concerns the whole process, so programs call it, not
-    libraries: the tools of this project do where they run sparsely.
+    libraries: ``SparseInferenceHook`` does before a test on a CPU (not before a
+    validation: trainings keep the system's way), ``benchmarks/speed.py`` does too.
 
     Args:
         megabytes (int): How much free memory to keep at most. Defaults to 1024.
@@ -56,7 +57,7 @@ def to_contiguous(maps: Tensor) -> Tensor:
     )
     if maps.is_contiguous() or not suits:
         return maps.contiguous()
-    out = torch.empty(maps.shape)
+    out = torch.empty(maps.shape, dtype=maps.dtype, device=maps.device)
     for image, target in zip(
         maps.permute(0, 2, 3, 1).flatten(1, 2).numpy(), out.flatten(2).numpy(), strict=True
     ):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import io
+import math
 import os
 import tempfile
 from collections.abc import Iterable
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 import torch.nn as nn
 from mmengine.config import Config
+from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 from mmengine.runner.checkpoint import _load_checkpoint
 from torch import Tensor
@@ -21,6 +23,7 @@ from torch import Tensor
 from ..backbones import GatedBackbone
 from ..complexity import Attachments
 from ..engine import unwrap
+from ..engine.gate_loss_hook import GateLossHook
 from ..evaluation import GatedMACs, PredictionCounter
 from ..gates import find_gates
 from .slim import GateUsage, slim
@@ -49,12 +52,13 @@ def slim_checkpoint(
         ``images``, ``gates`` (see :class:`Slimmed`), ``parameters``,
         ``weights_bytes``, ``file_bytes`` and ``metrics`` (dicts of before and
         after; the pruning ratio of both is that of the network before),
-        ``max_difference`` of the backbone outputs, relative, and
+        ``max_difference`` of the backbone outputs, relative,
+        ``dropped_hooks``, those that need gates where none is left, and
         ``checkpoint_bytes`` and ``checkpoint_also_holds`` of the given file.
 
     Raises:
         ValueError: If there is nothing to slim or to slim with, the checkpoint
-            does not fit, or at tolerance 0 outputs are not the same.
+            does not fit, outputs are not finite, or at tolerance 0 not the same.
     """
     model = unwrap(runner.model)
     if not find_gates(model):
@@ -73,8 +77,15 @@ def slim_checkpoint(
     smaller = runner.build_model(_model_config(slim_cfg))
     smaller.load_state_dict(result.state_dict)
     smaller.to(next(model.parameters()).device)
+    dropped = [] if find_gates(smaller) else _drop_gate_hooks(slim_cfg)
     pair = {'before': model, 'after': smaller}
     metrics, difference = _compare(runner, pair, loader, cfg[f'{split}_evaluator'])
+    if not math.isfinite(difference):
+        raise ValueError(
+            'whether the slimmed network is the same cannot be told: on the images of '
+            f'{split}_dataloader backbone outputs, before or after, are nan or infinite. Look for '
+            f'such values in the weights of {checkpoint} and in the images'
+        )
     if not tolerance and difference > EQUAL:
         raise ValueError(
             'the slimmed network is not the same on the images it was made for: backbone outputs '
@@ -105,6 +116,7 @@ def slim_checkpoint(
         else [],
         metrics=metrics,
         gates=result.gates,
+        dropped_hooks=dropped,
     )
     return slim_cfg, files['after'], report
 
@@ -211,6 +223,21 @@ def _slim_config(cfg: Config, backbones: dict[str, dict[str, Any]]) -> Config:
     return slim_cfg
 
 
+def _drop_gate_hooks(cfg: Config) -> list[str]:
+    """Take hooks that train gates out of a config; returns their types."""
+    dropped, left = [], []
+    for hook in cfg.get('custom_hooks') or []:
+        kind = hook.get('type')
+        found = HOOKS.get(kind) if isinstance(kind, str) else kind
+        if isinstance(found, type) and issubclass(found, GateLossHook):
+            dropped.append(found.__name__)
+        else:
+            left.append(hook)
+    if dropped:
+        cfg.custom_hooks = left
+    return dropped
+
+
 def _model_config(cfg: Config) -> Any:
     """The model with the preprocessor that stands beside it, as a Runner has it."""
     model = copy.deepcopy(cfg.model)
@@ -246,7 +273,9 @@ def _compare(
                 evaluators[name].process(data_samples=samples, data_batch=batch)
             for old, new in zip(*outputs.values(), strict=True):
                 scale = float(old.abs().max()) or 1.0
-                largest = max(largest, float((old - new).abs().max()) / scale)
+                difference = float((old - new).abs().max()) / scale
+                # Once nan it stays: max takes the first of two that cannot be compared.
+                largest = max(largest, difference) if difference == difference else math.nan
     finally:
         attached.remove()
         for counter in counters:

@@ -12,12 +12,21 @@ import torch
 import torch.nn as nn
 from mmengine.logging import print_log
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..backbones import GatedBackbone, GatedBlock
 from ..complexity.attach import is_watched
 from ..gates import find_gates
-from .folding import FoldedLayer, is_foldable
-from .forwards import FoldedForward, SkippedForward, autocasts, is_plain_conv, recording
+from .folding import FoldedLayer
+from .forwards import (
+    FoldedForward,
+    SkippedForward,
+    autocasts,
+    is_foldable,
+    is_plain_conv,
+    is_unpatched,
+    recording,
+)
 from .gate_bundle import GateBundle
 from .memory import to_contiguous
 from .sparse_block import SparseBlock, why_not
@@ -105,9 +114,8 @@ def prepare(
         for block in backbone.private_inputs():
             if isinstance(block.runner, SparseBlock):
                 block.runner.owns_input = True
-        layout = ChannelsLastForward(backbone) if channels_last else None
         again = partial(prepare, backbone, channels_last, granularity, way)
-        backbone.forward = CheckedForward(backbone, layout, again)  # type: ignore[method-assign,assignment]
+        backbone.forward = CheckedForward(backbone, channels_last, again)  # type: ignore[method-assign,assignment]
 
 
 def disable_sparse(model: nn.Module) -> nn.Module:
@@ -124,8 +132,11 @@ def disable_sparse(model: nn.Module) -> nn.Module:
             block.runner.detach()
     ours = (FoldedForward, SkippedForward, CheckedForward)
     for module in model.modules():
-        if isinstance(module.__dict__.get('forward'), ours):
+        forward = module.__dict__.get('forward')
+        if isinstance(forward, ours):
             del module.__dict__['forward']
+        if isinstance(forward, CheckedForward) and forward.patch is not None:
+            module.__dict__['forward'] = forward.patch
     return model
 
 
@@ -139,20 +150,21 @@ class ChannelsLastForward:
 
     Args:
         backbone (nn.Module): The backbone.
+        forward (Callable): Its own.
     """
 
-    def __init__(self, backbone: nn.Module) -> None:
+    def __init__(self, backbone: nn.Module, forward: Callable) -> None:
         self.backbone = backbone
+        self.inner = forward
 
     def __call__(self, x: Tensor) -> Any:
-        forward = type(self.backbone).forward
         last = torch.channels_last
         if self.backbone.training or recording() or x.dim() != 4:
-            return forward(self.backbone, x)
+            return self.inner(x)
         if x.is_contiguous(memory_format=last) and not x.is_contiguous():
-            return forward(self.backbone, x)
+            return self.inner(x)
         # Some ops that come later, such as RoIAlign, take the layout for granted.
-        outs = forward(self.backbone, x.contiguous(memory_format=last))
+        outs = self.inner(x.contiguous(memory_format=last))
         return tuple(to_contiguous(out) for out in outs)
 
 
@@ -162,20 +174,24 @@ class CheckedForward:
 
     Args:
         backbone (nn.Module): The backbone.
-        forward (Callable, optional): What runs it; None is the backbone's own.
+        channels_last (bool): Whether it is run in that layout.
         again (Callable): Prepares it anew, after modules of it were replaced.
     """
 
-    def __init__(
-        self, backbone: nn.Module, forward: Optional[Callable], again: Callable[[], None]
-    ) -> None:
+    def __init__(self, backbone: nn.Module, channels_last: bool, again: Callable[[], None]) -> None:
         self.backbone = backbone
-        self.inner = forward
+        # What somebody else has put in place of the class's.
+        self.patch: Optional[Callable] = backbone.__dict__.get('forward')
+        own = self.patch or partial(type(backbone).forward, backbone)
+        self.inner = ChannelsLastForward(backbone, own) if channels_last else own
         self.again = again
         self.modules = list(backbone.modules())
         self.blocks = [m for m in self.modules if isinstance(m, GatedBlock)]
         self.folded = [
             m for m in self.modules if isinstance(m.__dict__.get('forward'), FoldedForward)
+        ]
+        self.skipped = [
+            m for m in self.modules if isinstance(m.__dict__.get('forward'), SkippedForward)
         ]
         self._watched: Optional[tuple[list, Stamp]] = None
         self.places = [(m._modules, len(m._modules)) for m in self.modules]
@@ -185,28 +201,49 @@ class CheckedForward:
 
     def __call__(self, x: Tensor) -> Any:
         if not self._unchanged():
-            self.again()
-            return self.backbone.forward(x)
-        forward = self.inner or partial(type(self.backbone).forward, self.backbone)
+            return self._anew(x)
         before = checks.done
         checks.done = False
         try:
             if not recording() and self._undisturbed():
-                self._refresh()
+                if not self._refresh():
+                    return self._anew(x)
                 checks.done = True
-            return forward(x)
+            return self.inner(x)
         finally:
             checks.done = before
 
-    def _refresh(self) -> None:
-        """Prepare all weights, anew if parameters have changed."""
+    def _anew(self, x: Tensor) -> Any:
+        """Prepare the backbone as it is now, and run it."""
+        if self.backbone.__dict__.get('forward') is self:
+            self.again()
+            return self.backbone.forward(x)
+        # Somebody's own calls this one: it must stay.
+        disable_sparse(self.backbone)
+        return self.inner(x)
+
+    def _refresh(self) -> bool:
+        """Prepare all weights, anew if parameters have changed; whether that can be done."""
         parts, watched = self._parts(), self._watched
         if watched is None or watched[0] != parts or not watched[1].holds():
+            if not self._fits():
+                return False
             # First the stamp, as parameters may change meanwhile.
-            stamp = Stamp([source for part in parts for source in part.sources()])
+            sources = [source for part in parts for source in part.sources()]
+            sources += [(module.__dict__, 'forward') for module in self.skipped]
+            sources += [(block.__dict__, 'decide') for block in self.blocks]
+            stamp = Stamp(sources)
             for part in parts:
                 part.refresh()
             self._watched = parts, stamp
+        return True
+
+    def _fits(self) -> bool:
+        """Whether all that was prepared is still such as can be."""
+        runners = [b.runner for b in self.blocks if isinstance(b.runner, SparseBlock)]
+        layers = all(map(is_plain_conv, self.folded)) and all(map(is_unpatched, self.skipped))
+        norms = [m for m in self.skipped if isinstance(m, _BatchNorm)]
+        return layers and all(map(is_foldable, norms)) and all(r.fits() for r in runners)
 
     def _parts(self) -> list[Union[GateBundle, FoldedLayer]]:
         parts: list[Union[GateBundle, FoldedLayer]] = []
@@ -251,7 +288,7 @@ def _fold_plain_layers(module: Any, channels_last: bool) -> None:
     for names in module.plain_layers():
         conv, norm, act = (name and module.get_submodule(name) for name in names)
         if is_plain_conv(conv) and is_foldable(norm):
-            relu = type(act) is nn.ReLU and 'forward' not in act.__dict__
+            relu = type(act) is nn.ReLU and is_unpatched(act)
             conv.forward = FoldedForward(FoldedLayer(conv, norm, channels_last), relu)
             norm.forward = SkippedForward(norm, conv.forward)
             if relu:

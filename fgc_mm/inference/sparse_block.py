@@ -15,10 +15,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..backbones.block import Activation, Body, GatedBlock
 from ..complexity import GatedConv, gated_convs
-from ..complexity.attach import tell
+from ..complexity.attach import is_watched, tell
 from .convolution import convolve, is_product
-from .folding import FoldedLayer, is_foldable
-from .forwards import WeightedForward, is_plain_conv, recording
+from .folding import FoldedLayer
+from .forwards import WeightedForward, is_foldable, is_plain_conv, recording
 from .gate_bundle import GateBundle
 from .plan import ConvCost, Part, Planner
 from .stamp import checks
@@ -97,12 +97,16 @@ class SparseBlock:
         self.planner = Planner(list(self._costs.values()), granularity, way)
         self._entries: dict[str, _Entry] = {}
         gates = block.gates()
-        self._bundle = GateBundle(gates) if gates and GateBundle.fits(gates) else None
+        self._bundle = GateBundle(gates) if gates and GateBundle.fits(gates, block) else None
         # What was prepared from parameters; convolutions join in as they are met.
         self.parts: list[Union[GateBundle, FoldedLayer]] = [self._bundle] if self._bundle else []
         # Whose mode matters: norms and gates decide otherwise in training.
         self._modes: list[nn.Module] = [block, *block.gates().values()]
         self._modes += [module for module in block.modules() if isinstance(module, _BatchNorm)]
+        others = {part for gate in gates.values() for part in gate.modules()}
+        layers = [module for module in block.modules() if module not in others]
+        self._convs = [module for module in layers if is_plain_conv(module)]
+        self._norms = [module for module in layers if is_foldable(module)]
 
     def attach(self) -> None:
         """Take over the block."""
@@ -111,7 +115,8 @@ class SparseBlock:
     def detach(self) -> None:
         """Give it back."""
         for entry in self._entries.values():
-            entry.conv.__dict__.pop('forward', None)
+            if isinstance(entry.conv.__dict__.get('forward'), WeightedForward):
+                del entry.conv.__dict__['forward']
         self._entries = {}
         self.parts = [self._bundle] if self._bundle else []
         self.block.runner = None
@@ -120,11 +125,24 @@ class SparseBlock:
         """In evaluation, where nobody records the operations."""
         if checks.done:
             return x.numel() > 0
-        return not (recording() or x.dim() != 4 or x.numel() == 0 or self.trains())
+        if recording() or x.dim() != 4 or x.numel() == 0 or self.trains():
+            return False
+        # Norms are not called, so someone who watches one needs masked execution.
+        return not any(map(is_watched, self._norms)) and self._fit()
 
     def trains(self) -> bool:
         """Whether something in the block is in training mode."""
         return any(module.training for module in self._modes)
+
+    def fits(self) -> bool:
+        """Whether modules are still such as were prepared: not patched, pruned and so on."""
+        return self._fit() and (
+            self._bundle is None or GateBundle.fits(self._bundle.gates, self.block)
+        )
+
+    def _fit(self) -> bool:
+        """:meth:`fits`, but for the gates."""
+        return all(map(is_plain_conv, self._convs)) and all(map(is_foldable, self._norms))
 
     def run(self, body: Body, x: Tensor) -> Tensor:
         """Run the block on a batch.
@@ -134,7 +152,7 @@ class SparseBlock:
             x (Tensor): The block input.
         """
         bundle = self._bundle
-        if bundle is None or (not checks.done and bundle.watched()):
+        if bundle is None or (not checks.done and bundle.watched(self.block)):
             values = _to_numpy(self.block.decide(x))
         else:
             values = bundle.decide(x)
@@ -255,7 +273,11 @@ class _Layers:
         plus: Optional[Tensor] = None,
     ) -> Tensor:
         entry = self.runner.entry(conv, norm)
-        relu = type(act) is nn.ReLU and not (act._forward_hooks or act._forward_pre_hooks)
+        relu = (
+            type(act) is nn.ReLU
+            and not (act._forward_hooks or act._forward_pre_hooks)
+            and 'forward' not in act.__dict__
+        )
         made = entry.gates.out_gate
         if made in self.chosen and made not in self.channels:
             self._choose(made, relu, x.device)

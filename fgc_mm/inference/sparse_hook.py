@@ -5,13 +5,18 @@ from __future__ import annotations
 
 from typing import Optional
 
+import torch.nn as nn
 from mmengine.config import Config
 from mmengine.hooks import Hook
+from mmengine.logging import print_log
 from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 
+from ..backbones import GatedBackbone
 from ..engine import unwrap
-from .sparse import disable_sparse, enable_sparse
+from ..gates import find_gates
+from .memory import keep_memory
+from .sparse import disable_sparse, enable_sparse, prepare
 
 
 @HOOKS.register_module()
@@ -21,6 +26,9 @@ class SparseInferenceHook(Hook):
     One line in a config, for any task, or ``tools/test.py --sparse``:
 
         >>> custom_hooks = [dict(type='SparseInferenceHook')]
+
+    A gated backbone whose gates were all slimmed away runs with prepared weights
+    and kernels. Before a test on a CPU :func:`keep_memory` is called.
 
     Args:
         channels_last (bool): See :func:`enable_sparse`. Defaults to True.
@@ -35,15 +43,33 @@ class SparseInferenceHook(Hook):
 
     def before_val(self, runner: Runner) -> None:
         """Switch it on."""
-        enable_sparse(unwrap(runner.model), **self.options)  # type: ignore[arg-type]
+        model = unwrap(runner.model)
+        if find_gates(model) or not has_gated_backbone(model):
+            enable_sparse(model, **self.options)  # type: ignore[arg-type]
+            return
+        prepare(model, **self.options)  # type: ignore[arg-type]
+        print_log(
+            'SparseInferenceHook: no gate is left in the backbone, nothing is ever closed; it runs '
+            'dense, with prepared weights',
+            logger='current',
+        )
 
-    before_test = before_val
+    def before_test(self, runner: Runner) -> None:
+        """Switch it on; the process has nothing else to do."""
+        self.before_val(runner)
+        if next(unwrap(runner.model).parameters()).device.type == 'cpu':
+            keep_memory()
 
     def after_val(self, runner: Runner) -> None:
         """Switch it off again."""
         disable_sparse(unwrap(runner.model))
 
     after_test = after_val
+
+
+def has_gated_backbone(model: nn.Module) -> bool:
+    """Whether a model has a backbone that gates fit into, with or without any."""
+    return any(isinstance(module, GatedBackbone) for module in model.modules())
 
 
 def add_sparse_hook(cfg: Config) -> None:

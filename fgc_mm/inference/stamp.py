@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Sequence
 from operator import attrgetter, eq, is_
 from typing import Any
@@ -13,39 +14,45 @@ import torch
 from torch import Tensor
 
 Source = tuple[dict[str, Any], str]
-"""A parameter or buffer by the dict of its module and its key there."""
+"""A parameter, buffer or attribute by the dict of its module and its key there."""
 
 
 class _Checks(threading.local):
-    """Whether all stamps were looked at in this pass, by its thread.
+    """What is known in a pass, by its thread.
 
-    Looking at all of them in a row takes a fraction of the time that looking at
-    each before its layer does, between two large convolutions.
+    Attributes:
+        done (bool): Whether all stamps were looked at. Looking at all of them in a row
+            takes a fraction of the time that looking at each before its layer does,
+            between two large convolutions.
+        apart (WeakSet): Of the others, convolutions that do not do the work of their norm.
     """
 
     done = False
+
+    def __init__(self) -> None:
+        self.apart: weakref.WeakSet = weakref.WeakSet()
 
 
 checks = _Checks()
 
 
 class Stamp:
-    """What some parameters and buffers were like at a time.
+    """What some parameters, buffers and attributes were like at a time.
 
     A change is noticed when one was written to or replaced, which its version
     counter or address tells. On CPU also what is written through ``.data``, which
     tells neither: all values are compared, of the weights of convolutions one of
-    each output and one of each input channel.
+    each output and one of each input channel. Of anything else a replacement is noticed.
 
     Args:
-        sources (Sequence[tuple]): The tensors, see ``Source``.
+        sources (Sequence[tuple]): Where they are, see ``Source``.
     """
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self._owners = [owner for owner, _ in sources]
         self._keys = [key for _, key in sources]
         self._found = [owner.get(key) for owner, key in sources]
-        self._tensors = [tensor for tensor in self._found if tensor is not None]
+        self._tensors = [found for found in self._found if isinstance(found, Tensor)]
         # Tensors made in inference mode have no version counter.
         self._counted = [tensor for tensor in self._tensors if not tensor.is_inference()]
         self._versions = list(map(_version, self._counted))

@@ -155,3 +155,25 @@ def test_norm_eval_keeps_the_statistics():
     assert torch.equal(gate.record.logits, logits)
     assert gate.train().training and not gate.norm.training
     assert gate.norm.weight.grad is not None
+
+
+def test_thresholds_close_to_one_are_told_apart():
+    """In float32 no probability lies between those of the logits 17 and 40."""
+    gate = make(norm_cfg=None).eval()
+    gate.fc2.weight.data.zero_()
+    logits = torch.linspace(-20, 20, 12)
+    gate.fc2.bias.data = logits
+    cut = -math.log(2.0**-26)
+    gate.threshold = 1 - 2.0**-26
+    mask = gate(torch.rand(1, 8))[0]
+    assert torch.equal(mask, (logits > cut).float()) and mask.sum() == 1
+    gate.threshold = 2.0**-26
+    assert torch.equal(gate(torch.rand(1, 8))[0], (logits > -cut).float())
+
+
+def test_a_channel_that_is_open_for_good_is_open_at_every_threshold():
+    gate = make(norm_cfg=None).eval()
+    state = gate.slim_state(torch.arange(12), torch.ones(12, dtype=torch.bool))
+    gate.load_state_dict(state)
+    gate.threshold = math.nextafter(1, 0)
+    assert bool(gate(torch.rand(2, 8)).all())

@@ -5,8 +5,10 @@ import copy
 
 import pytest
 import torch
+import torch.nn as nn
 
 from fgc_mm.gates import BinConcreteGate, FBSGate
+from fgc_mm.gates.bin_concrete import logit_of
 from fgc_mm.inference.gate_bundle import GateBundle
 
 NORMS = dict(BN=dict(type='BN1d'), LN=dict(type='LN'), none=None)
@@ -87,6 +89,22 @@ def test_thresholds_and_sizes_may_change():
             assert torch.equal(torch.from_numpy(decided[name]).float(), mask)
 
 
+@pytest.mark.parametrize('threshold', [1e-7, 0.99999, 0.999999, 1 - 1e-7, 1 - 1e-9, 1 - 1e-15])
+@pytest.mark.parametrize('norm', ['BN', 'LN'])
+def test_thresholds_close_to_one(norm, threshold):
+    gates = make_gates(NORMS[norm], NORMS['none'])
+    for gate in gates.values():
+        gate.threshold = threshold
+        gate.fc2.weight.data *= 0.01
+        cut = logit_of(threshold)
+        gate.fc2.bias.data = cut + torch.linspace(-2, 2, gate.channels)
+        gate.fc2.weight.data[:3] = 0  # a tie is closed
+        gate.fc2.bias.data[0] = cut
+        gate.fc2.bias.data[1:3] = gate.fc2.bias.data[0] * (1 + torch.tensor([-2e-7, 2e-7]))
+    decided = check(gates, torch.rand(4, 24, 9, 9))
+    assert all(0.3 < float(mask.mean()) < 0.7 for mask in decided.values())
+
+
 def test_records_without_a_graph():
     gates = make_gates(NORMS['BN'], NORMS['LN'])
     with torch.no_grad():
@@ -112,6 +130,21 @@ def test_changed_weights_are_noticed(part):
     assert torch.equal(decided, copy.deepcopy(gates['gate2'])(x))
 
 
+def test_a_changed_eps_is_noticed():
+    gates = make_gates(NORMS['BN'], NORMS['BN'])
+    x = torch.rand(2, 24, 9, 9)
+    bundle = GateBundle(gates)
+    with torch.no_grad():
+        bundle.decide(x)
+        before = gates['gate2'].record.logits
+        gates['gate2'].norm.eps = 1.0
+        bundle.decide(x)
+        logits = gates['gate2'].record.logits
+        gates['gate2'](x)
+    torch.testing.assert_close(logits, gates['gate2'].record.logits)
+    assert (logits - before).abs().max() > 1e-2
+
+
 def test_what_does_not_fit():
     assert not GateBundle.fits(dict(gate1=FBSGate(24, 40)))
     assert not GateBundle.fits(dict(gate1=BinConcreteGate(24, 8), gate2=BinConcreteGate(16, 8)))
@@ -120,6 +153,38 @@ def test_what_does_not_fit():
         pass
 
     assert not GateBundle.fits(dict(gate1=Other(24, 8)))
+
+
+class Doubled(nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+@pytest.mark.parametrize('name', ['fc1', 'fc2'])
+def test_layers_of_another_type_do_not_fit(name):
+    gate = BinConcreteGate(24, 8)
+    old = getattr(gate, name)
+    setattr(gate, name, Doubled(old.in_features, old.out_features))
+    assert not GateBundle.fits(dict(gate1=gate))
+
+
+@pytest.mark.parametrize('norm', ['BN', 'LN', 'none'])
+@pytest.mark.parametrize('dtypes', ['double double', 'bfloat16 bfloat16', 'float double'])
+def test_gates_of_another_type_than_the_input(dtypes, norm):
+    gates = make_gates(NORMS[norm], NORMS[norm])
+    bundle, x = GateBundle(gates), torch.rand(2, 24, 9, 9)
+    with torch.no_grad():
+        bundle.decide(x)
+        for gate, dtype in zip(gates.values(), dtypes.split(), strict=True):
+            gate.to(getattr(torch, dtype))
+        decided = bundle.decide(x)
+    for name, gate in gates.items():
+        record = gate.record
+        mask = copy.deepcopy(gate)(x).float()
+        agree = torch.from_numpy(decided[name]).float() == mask
+        # Rounding of bfloat16 decides where a folded norm rounds otherwise.
+        assert agree.float().mean() >= (0.9 if 'bfloat16' in dtypes else 1)
+        assert record.mask.shape == mask.shape
 
 
 def test_hooks_are_seen():

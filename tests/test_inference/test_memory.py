@@ -36,6 +36,18 @@ def test_same_values_in_the_usual_layout(shape, dtype, layout):
     assert torch.equal(maps, before)
 
 
+@pytest.mark.parametrize('default', [torch.float64, torch.float16])
+def test_another_default_type(default):
+    maps = torch.rand(2, 5, 7, 3).contiguous(memory_format=torch.channels_last)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        out = to_contiguous(maps)
+    finally:
+        torch.set_default_dtype(before)
+    assert out.dtype == torch.float32 and torch.equal(out, maps)
+
+
 def in_two_threads():
     for shape in ((1, 8, 5, 7), (2, 5, 6, 3), (1, 1, 4, 4)):
         maps = torch.rand(shape).contiguous(memory_format=torch.channels_last)

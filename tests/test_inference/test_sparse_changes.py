@@ -7,6 +7,7 @@ import threading
 import pytest
 import torch
 import torch.nn as nn
+import torch.nn.utils.parametrize
 import torch.nn.utils.prune
 from mmcv.cnn import fuse_conv_bn
 from sparse_networks import assert_equal_outputs, build, pictures
@@ -76,7 +77,63 @@ def replace_a_block(model):
     model.layer4[0].conv1.weight.data.mul_(1.3)
 
 
+def change_eps(model):
+    model.layer3[0].bn1.eps = 1.0
+
+
+def change_eps_of_the_stem(model):
+    model.bn1.eps = 1.0
+
+
+def prune_a_layer(layer):
+    torch.manual_seed(0)
+    nn.utils.prune.random_unstructured(layer, 'weight', 0.5)
+    layer.weight_orig.mul_(1.5)  # what is multiplied with the mask before each pass
+
+
+def prune_a_convolution(model):
+    prune_a_layer(model.layer3[0].conv2)
+
+
+def prune_the_stem(model):
+    prune_a_layer(model.conv1)
+
+
+def prune_a_gate(model):
+    prune_a_layer(model.layer1[0].gate1.fc2)
+
+
+def prune_a_norm(model):
+    prune_a_layer(model.layer3[0].bn1)
+
+
+class Negative(nn.Module):
+    def forward(self, weight):
+        return -weight
+
+
+def parametrize_a_convolution(model):
+    nn.utils.parametrize.register_parametrization(model.layer3[0].conv2, 'weight', Negative())
+
+
+def give_a_gate_a_bias(model):
+    model.layer1[0].gate1.fc1.bias = nn.Parameter(torch.full((16,), 3.0))
+
+
+def leave_out_statistics(model):
+    model.layer3[0].bn1.running_mean = model.layer3[0].bn1.running_var = None
+
+
 CHANGES = [
+    change_eps,
+    change_eps_of_the_stem,
+    prune_a_convolution,
+    prune_the_stem,
+    prune_a_gate,
+    prune_a_norm,
+    parametrize_a_convolution,
+    give_a_gate_a_bias,
+    leave_out_statistics,
     change_one_row,
     change_one_input_channel,
     change_one_bias,
@@ -105,7 +162,14 @@ def test_changed_weights_are_noticed(change):
     if change is not replace_modules:
         pairs = zip(wanted, before, strict=True)
         assert any((a - b).abs().max() > 1e-3 * b.abs().max() for a, b in pairs)
-    assert_equal_outputs(sparse(x), wanted)
+    for _ in range(2):
+        assert_equal_outputs(sparse(x), wanted)
+    if change.__name__.startswith('prune'):
+        for model in (masked, sparse):
+            for name, tensor in model.named_parameters():
+                if name.endswith('weight_orig'):
+                    tensor.mul_(-1)
+        assert_equal_outputs(sparse(x), masked(x))
 
 
 def test_weights_are_noticed_in_a_part_that_was_prepared_again():

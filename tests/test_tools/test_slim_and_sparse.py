@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from mmengine.config import Config
 
 DEMOS = ('resnet18_digits_gated', 'faster_rcnn_r18_digits_gated', 'pspnet_r18_digits_gated')
 
@@ -97,6 +98,72 @@ def test_tolerance_reports_the_change(run_tool, short_options, demo_checkpoint, 
     ]
     report = json.loads((tmp_path / 'out' / 'model_slim.json').read_text())
     assert set(report['metrics']['before']) == set(report['metrics']['after'])
+
+
+def test_a_network_all_of_whose_gates_are_open(
+    run_tool, short_options, demo_checkpoint, tmp_path, monkeypatch
+):
+    config, checkpoint = 'configs/demo/resnet18_digits_gated.py', tmp_path / 'model.pth'
+    demo_checkpoint('resnet18_digits_gated', checkpoint)
+    loaded = torch.load(checkpoint)
+    for key, tensor in loaded['state_dict'].items():
+        if '.gate1.fc2.' in key:
+            tensor.fill_(9.0 if key.endswith('bias') else 0.0)
+    torch.save(loaded, checkpoint)
+    options = short_options(config)
+    own = tmp_path / f'{DEMOS[0]}.py'
+    own.write_text(
+        f"_base_ = '{os.path.abspath(config)}'\n"
+        "custom_hooks = [dict(type='L0Hook', rho=0.1), dict(type='GatedMACsHook'), "
+        "dict(type='SparseInferenceHook')]\n"
+    )
+    out_dir = os.path.relpath(tmp_path / 'out')
+    where = ('--work-dir', tmp_path / 'w')
+    code, out, err = run_tool('slim', own, checkpoint, *where, '--out-dir', out_dir, *options)
+    assert code == 0, err
+    assert 'No gate is left' in out and 'the config is without L0Hook' in out
+    report = json.loads((tmp_path / 'out' / 'model_slim.json').read_text())
+    assert report['dropped_hooks'] == ['L0Hook']
+    slim, weights = tmp_path / 'out' / f'{DEMOS[0]}_slim.py', tmp_path / 'out' / 'model_slim.pth'
+    cfg = Config.fromfile(slim)
+    assert [hook.type for hook in cfg.custom_hooks] == ['GatedMACsHook', 'SparseInferenceHook']
+    assert cfg.load_from == str(weights)  # from wherever it is read
+
+    code, _, err = run_tool('train', slim, *where)
+    assert code == 0, err
+    found = {}
+    for kind, args in {
+        'masked': (config, checkpoint, *options),
+        'sparse': (slim, weights, '--sparse'),
+    }.items():
+        path = tmp_path / f'{kind}.pkl'
+        code, out, err = run_tool('test', *args[:2], '--out', path, *where, *args[2:])
+        assert code == 0, err
+        assert ('no gate is left' in out + err) == (kind == 'sparse')
+        found[kind] = pickle.loads(path.read_bytes())
+    assert_same_predictions(found['sparse'], found['masked'])
+    refused = (
+        ('slim', 'nothing to slim', ()),
+        ('export', 'has no gates', ('--out', tmp_path / 'x')),
+    )
+    for tool, what, more in refused:
+        code, _, err = run_tool(tool, slim, weights, *where, *more)
+        assert code == 2 and what in err and 'Traceback' not in err
+
+
+@pytest.mark.parametrize('tolerance', ['0', '0.1'])
+def test_outputs_that_are_not_numbers(
+    tolerance, run_tool, short_options, demo_checkpoint, tmp_path
+):
+    config, checkpoint = 'configs/demo/resnet18_digits_gated.py', tmp_path / 'model.pth'
+    demo_checkpoint('resnet18_digits_gated', checkpoint)
+    loaded = torch.load(checkpoint)
+    loaded['state_dict']['backbone.layer4.0.downsample.1.bias'][0] = float('nan')
+    torch.save(loaded, checkpoint)
+    args = ['--tolerance', tolerance, '--work-dir', tmp_path / 'w', *short_options(config)]
+    code, _, err = run_tool('slim', config, checkpoint, *args)
+    assert code == 2 and 'backbone outputs, before or after, are nan or infinite' in err
+    assert not (tmp_path / 'model_slim.pth').exists()
 
 
 def test_mistakes_are_one_message_and_leave_no_file(
