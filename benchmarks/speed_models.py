@@ -130,7 +130,8 @@ def kinds(
             fuse_conv_bn(backbone)
         if last and kind not in packed:
             backbone.to(memory_format=torch.channels_last)
-            backbone.forward = ChannelsLastForward(backbone)  # takes and gives the usual layout
+            # Takes and gives the usual layout.
+            backbone.forward = ChannelsLastForward(backbone, backbone.forward)
         if args.half:
             model.half()
     enable_sparse(kind_of['sparse'], channels_last=last, granularity=args.granularity)

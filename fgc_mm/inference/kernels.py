@@ -24,6 +24,8 @@ _CONVOLVE = _find('_convolution_pointwise', 10)
 _ACCUMULATE = _find('_convolution_pointwise_', 13, 'binary')
 _TURN = _find('_convolution_transpose_pointwise', 11)
 _REORDER = _find('_reorder_convolution_weight', 6)
+ACCUMULATES = _ACCUMULATE is not None
+"""Whether there is :func:`accumulate`."""
 
 
 def fits(x: Tensor) -> bool:

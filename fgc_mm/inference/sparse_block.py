@@ -16,11 +16,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ..backbones.block import Activation, Body, GatedBlock
 from ..complexity import GatedConv, gated_convs
 from ..complexity.attach import is_watched, tell
+from . import kernels
 from .convolution import convolve, is_product
 from .folding import FoldedLayer
 from .forwards import WeightedForward, is_foldable, is_plain_conv, recording
 from .gate_bundle import GateBundle
 from .plan import ConvCost, Part, Planner
+from .quick import QuickConv, QuickLayers, quick_steps
 from .stamp import checks
 
 
@@ -96,6 +98,8 @@ class SparseBlock:
         self._costs = {name: self._cost(name, gates) for name, gates in self.gated.items()}
         self.planner = Planner(list(self._costs.values()), granularity, way)
         self._entries: dict[str, _Entry] = {}
+        # The same for the usual case, once all are known; none if it cannot be had.
+        self._steps: Optional[dict[str, QuickConv]] = None
         gates = block.gates()
         self._bundle = GateBundle(gates) if gates and GateBundle.fits(gates, block) else None
         # What was prepared from parameters; convolutions join in as they are met.
@@ -118,6 +122,7 @@ class SparseBlock:
             if isinstance(entry.conv.__dict__.get('forward'), WeightedForward):
                 del entry.conv.__dict__['forward']
         self._entries = {}
+        self._steps = None
         self.parts = [self._bundle] if self._bundle else []
         self.block.runner = None
 
@@ -159,11 +164,16 @@ class SparseBlock:
         if not values:
             return body(x, _Layers(self, Part(), {}, x))
         parts = self.planner.plan(values, x.size(2) * x.size(3))
+        if self._steps and checks.done and parts[0].exact and kernels.fits(x):
+            index = {gate: torch.from_numpy(own) for gate, own in parts[0].channels.items()}
+            return body(x, QuickLayers(self._steps, index, x, self.owns_input))
         outs = []
         for part in parts:
             images = x if part.images is None else _take(x, part.images)
             factors = {} if part.exact else _factors(part, values, x)
             outs.append(body(images, _Layers(self, part, factors, images)))
+        if self._steps is None:
+            self._steps = quick_steps(self._entries) if self.planner.granularity == 1 else {}
         if len(outs) == 1:
             return outs[0]
         order = [image for part in parts for image in part.images or ()]
