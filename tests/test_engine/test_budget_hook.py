@@ -189,7 +189,7 @@ def test_a_target_is_looked_at_again_on_resuming(make_runner, tmp_path):
     make_runner([dict(type='BudgetHook', target=0.5)], **common).train()
     other = [dict(type='BudgetHook', target=0.01)]
     start = dict(load_from=str(tmp_path / 'epoch_1.pth'), resume=True)
-    with pytest.raises(SetupError, match='target=0.01 cannot be reached'):
+    with pytest.raises(SetupError, match=r'target=0\.01 cannot be reached'):
         make_runner(other, **start, **common).train()
 
 
