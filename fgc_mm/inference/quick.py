@@ -36,6 +36,7 @@ class QuickConv:
         self, folded: FoldedLayer, in_gate: Optional[str], out_gate: Optional[str]
     ) -> None:
         conv = folded.conv
+        assert not isinstance(conv.padding, str)
         self.folded = folded
         self.conv = conv
         self.in_gate = in_gate or ''
@@ -45,7 +46,7 @@ class QuickConv:
         self.kernel = conv.kernel_size[0] * conv.kernel_size[1]
         self.product = is_product(conv)
         self.keeps_size = conv.stride == (1, 1) and all(
-            2 * int(pad) == step * (size - 1)
+            2 * pad == step * (size - 1)
             for pad, step, size in zip(conv.padding, conv.dilation, conv.kernel_size, strict=True)
         )
         self._known: Optional[tuple] = None

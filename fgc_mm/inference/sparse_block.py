@@ -98,8 +98,7 @@ class SparseBlock:
         self._costs = {name: self._cost(name, gates) for name, gates in self.gated.items()}
         self.planner = Planner(list(self._costs.values()), granularity, way)
         self._entries: dict[str, _Entry] = {}
-        # The same for the usual case, once all are known; none if it cannot be had.
-        self._steps: Optional[dict[str, QuickConv]] = None
+        self._steps: Optional[dict[str, QuickConv]] = None  # for the usual case
         gates = block.gates()
         self._bundle = GateBundle(gates) if gates and GateBundle.fits(gates, block) else None
         # What was prepared from parameters; convolutions join in as they are met.
@@ -164,9 +163,10 @@ class SparseBlock:
         if not values:
             return body(x, _Layers(self, Part(), {}, x))
         parts = self.planner.plan(values, x.size(2) * x.size(3))
-        if self._steps and checks.done and parts[0].exact and kernels.fits(x):
+        if self._steps and parts[0].exact and checks.done and kernels.fits(x):
             index = {gate: torch.from_numpy(own) for gate, own in parts[0].channels.items()}
-            return body(x, QuickLayers(self._steps, index, x, self.owns_input))
+            if all(map(len, index.values())):
+                return body(x, QuickLayers(self._steps, index, x, self.owns_input))
         outs = []
         for part in parts:
             images = x if part.images is None else _take(x, part.images)
