@@ -101,6 +101,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--open', type=float, nargs='+', default=[0.3, 0.5, 0.7])
     parser.add_argument('--trained', nargs=2, metavar=('CONFIG', 'CHECKPOINT'))
     parser.add_argument('--pictures', type=int, default=8, help='test pictures with --trained')
+    parser.add_argument(
+        '--kinds', nargs='+', choices=KINDS, default=list(KINDS), help='networks to time'
+    )
     parser.add_argument('--repeats', type=int, default=9, help='timed repetitions')
     parser.add_argument('--warmup', type=int, default=2, help='repetitions not timed')
     parser.add_argument(
@@ -175,7 +178,8 @@ class Others:
 def measure(networks: Networks, args: argparse.Namespace) -> dict[str, list[float]]:
     """Seconds of each kind, repetition by repetition."""
     clock = time.process_time if args.cpu_time else time.perf_counter
-    times: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    chosen = [kind for kind in KINDS if kind == 'dense' or kind in args.kinds]
+    times: dict[str, list[float]] = {kind: [] for kind in chosen}
     orders = random.Random(0)
     others, warmup, again = Others(), args.warmup, args.again
     while len(times['dense']) < args.repeats:
@@ -183,7 +187,7 @@ def measure(networks: Networks, args: argparse.Namespace) -> dict[str, list[floa
         others.restart()
         found = {
             kind: timed(networks.calls[kind], clock, args.device == 'cuda')
-            for kind in orders.sample(KINDS, len(KINDS))
+            for kind in orders.sample(chosen, len(chosen))
         }
         if warmup:
             warmup -= 1
@@ -202,7 +206,7 @@ def rows_of(networks: Networks, args: argparse.Namespace) -> list[Row]:
     macs = networks.macs(_count)
     times = measure(networks, args)
     rows = []
-    for kind in KINDS:
+    for kind in times:
         pairs = zip(times[kind], times['dense'], strict=True)
         time_ratio = statistics.median(own / dense for own, dense in pairs)
         macs_ratio = macs[kind] / macs['dense']

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Optional
 
 from matplotlib.figure import Figure
 
@@ -92,7 +93,7 @@ def table(rows: list[dict]) -> str:
     lines = [HEAD, ('---',) * len(HEAD)]
     for (network, size, batch, share), kinds in settings.items():
         static, sparse = kinds['static'], kinds['sparse']
-        limit = kinds.get('packed static')  # older files lack it
+        limit = kinds.get('packed static')  # not all kinds are always timed
         lines.append(
             (
                 network,
@@ -100,12 +101,12 @@ def table(rows: list[dict]) -> str:
                 str(batch),
                 f'{100 * share:.0f} %',
                 f'{sparse["macs_ratio"]:.2f}',
-                *(f'{kinds[kind]["time_ratio"]:.2f}' for kind in ('packed', 'masked', 'static')),
+                *(_time(kinds.get(kind)) for kind in ('packed', 'masked', 'static')),
                 _percent(static['realised']),
                 f'{sparse["time_ratio"]:.2f}',
                 _percent(sparse['realised']),
                 _percent(_of_limit(sparse, static)),
-                f'{limit["time_ratio"]:.2f}' if limit else '',
+                _time(limit),
                 _percent(_of_limit(sparse, limit)) if limit else '',
             )
         )
@@ -116,6 +117,10 @@ def _of_limit(sparse: dict, static: dict) -> float:
     """What the sparse network saves of what a static one does; nan where that is nothing."""
     saved = 1 - static['time_ratio']
     return (1 - sparse['time_ratio']) / saved if saved > 0.02 else float('nan')
+
+
+def _time(row: Optional[dict]) -> str:
+    return f'{row["time_ratio"]:.2f}' if row else ''
 
 
 def _percent(share: float) -> str:

@@ -83,6 +83,12 @@ class Still:
         self.turns += 1
 
 
+def test_some_kinds_only(speed, monkeypatch):
+    monkeypatch.setattr(sys, 'argv', ['speed.py', '--kinds', 'sparse', 'static'])
+    monkeypatch.setattr(speed.Others, 'share', lambda self: 0.0)
+    assert list(speed.measure(Still(), speed.parse_args())) == ['dense', 'static', 'sparse']
+
+
 def test_disturbed_repetitions_are_made_again(speed, monkeypatch, capsys):
     options = ['--repeats', '3', '--warmup', '2', '--again', '5']
     monkeypatch.setattr(sys, 'argv', ['speed.py', *options])
