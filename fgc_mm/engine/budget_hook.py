@@ -17,6 +17,7 @@ from torch import Tensor
 from ..complexity import BackboneShare, MACsTracer
 from ..gates import Gate
 from .budget_control import BudgetController
+from .budget_options import check_options, target_of
 from .budget_pull import TaskPull
 from .budget_reading import BatchReader, join
 from .gate_loss_hook import GateLossHook, SetupError
@@ -66,6 +67,9 @@ class BudgetHook(GateLossHook):
         max_weight (float): Bound of the loss's weight. Defaults to 4.0.
         check_interval (int, optional): Iterations between two passes in
             evaluation. Defaults to None: 20, less if there are under 500.
+        pull (float): How much channels that the task pulls at are spared on the way
+            down, an exponent; 0 moves all alike. The more, the more channels end open or
+            closed for all images. Defaults to 0.5.
         backbone (str): Name of the model's part that the share is about.
             Defaults to 'backbone'.
         log_interval (int): Iterations between two logs of every gate's
@@ -87,40 +91,15 @@ class BudgetHook(GateLossHook):
         cap: Optional[float] = None,
         max_weight: float = 4.0,
         check_interval: Optional[int] = None,
+        pull: float = 0.5,
         backbone: str = 'backbone',
         log_interval: int = 50,
     ) -> None:
         super().__init__(log_interval)
-        self.target = _target(target, save)
-        numbers = dict(begin=begin, reach=reach, floor=floor, max_weight=max_weight)
-        for name, value in {**numbers, **({} if cap is None else dict(cap=cap))}.items():
-            _check_number(name, value)
-        if not 0 <= begin < reach <= 1:
-            raise ValueError(
-                f'BudgetHook: begin={begin!r} and reach={reach!r} must be parts of the training '
-                'with 0 <= begin < reach <= 1'
-            )
-        if not 0 <= floor < 1:
-            raise ValueError(f'BudgetHook: floor={floor!r} must be within [0, 1)')
-        if cap is not None and not self.target <= cap <= 1:
-            raise ValueError(
-                f'BudgetHook: cap={cap!r} must be within [{self.target:g}, 1]: no image above the '
-                'cap, and all of them at the target on average'
-            )
-        if not max_weight > 0:
-            raise ValueError(f'BudgetHook: max_weight={max_weight!r} must be positive')
-        if check_interval is not None and (
-            not isinstance(check_interval, int) or check_interval < 1
-        ):
-            raise ValueError(
-                f'BudgetHook: check_interval={check_interval!r} must be a whole number of '
-                'iterations, at least 1'
-            )
-        if not backbone:
-            raise ValueError(
-                f"BudgetHook: backbone={backbone!r} must name the model's part that the share is "
-                "about, such as 'backbone'"
-            )
+        self.target = target_of(target, save)
+        check_options(
+            self.target, begin, reach, floor, cap, max_weight, check_interval, pull, backbone
+        )
         self.begin = begin
         self.reach = reach
         self.floor = floor
@@ -129,7 +108,7 @@ class BudgetHook(GateLossHook):
         self.check_interval = check_interval
         self.backbone = backbone
         self.controller: Optional[BudgetController] = None
-        self.pull = TaskPull()
+        self.pull = TaskPull(pull)
         self._share: Optional[BackboneShare] = None
         self._tracer: Optional[MACsTracer] = None
         self._interval = 1
@@ -184,7 +163,7 @@ class BudgetHook(GateLossHook):
         self.controller = BudgetController(
             self.target, runner.max_iters, self.begin, self.reach, self.floor, self.max_weight
         )
-        self.pull, self._checked = TaskPull(), False
+        self.pull, self._checked = TaskPull(self.pull.exponent), False
         loaded, self._loaded = self._loaded, None
         if runner.iter and loaded is not None:
             loaded = dict(loaded)
@@ -366,34 +345,3 @@ class BudgetHook(GateLossHook):
         )
         all_reduce(sums)
         return float(sums[0] / sums[1])
-
-
-def _target(target: Optional[float], save: Optional[float]) -> float:
-    """The share to execute, from either way to say it."""
-    if (target is None) == (save is None):
-        raise ValueError(
-            f'BudgetHook: target={target!r} and save={save!r}: give one of them, the share of the '
-            "backbone's MACs to execute or to save"
-        )
-    for name, value in (('target', target), ('save', save)):
-        if value is not None:
-            _check_number(name, value)
-    if target is not None:
-        if not 0 < target <= 1:
-            raise ValueError(
-                f"BudgetHook: target={target!r} must be within (0, 1], the share of the backbone's "
-                'MACs to execute; 0.5 is half of them'
-            )
-        return float(target)
-    assert save is not None
-    if not 0 <= save < 1:
-        raise ValueError(
-            f"BudgetHook: save={save!r} must be within [0, 1), the share of the backbone's MACs "
-            'to save; 0.5 is half of them'
-        )
-    return 1.0 - save
-
-
-def _check_number(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ValueError(f'BudgetHook: {name}={value!r} must be a number')

@@ -23,10 +23,14 @@ class TaskPull:
     close is left to chance. A sparsity loss does better with an optimizer of unit steps,
     such as Adam: that moves a logit by what the loss gains there, over how strong all
     gradients on it are, so what the task does not need goes first. :meth:`speeds` gives a
-    shift that preference, by the root of the same ratio, whatever the optimizer and its rate.
+    shift that preference, by a power of the same ratio, whatever the optimizer and its rate.
+
+    Args:
+        exponent (float): The power; 0 moves all channels alike. Defaults to 0.5.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, exponent: float = 0.5) -> None:
+        self.exponent = exponent
         # For every channel: squares of gradients, gains, and how many batches had any.
         self._means: Optional[Tensor] = None
         self._sizes: list[int] = []
@@ -100,7 +104,7 @@ class TaskPull:
             return None
         squares, gains, batches = self._means
         # The ratio itself would set channels so far apart that images cannot flip them.
-        roots = (gains / squares.sqrt().clamp(min=1e-12)).sqrt()
+        roots = (gains / squares.sqrt().clamp(min=1e-12)) ** self.exponent
         known = batches > 0
         middle = roots[known].median().clamp(min=1e-12) if bool(known.any()) else 1.0
         speeds = torch.where(known, 2 * roots / (roots + middle), 1.0)

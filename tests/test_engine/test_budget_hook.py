@@ -142,7 +142,8 @@ def test_no_image_stays_above_the_cap(make_runner, toy):
             model=model,
             max_iters=150,
             train_dataloader=loader,
-            optim_wrapper=dict(optimizer=OPTIMIZERS['sgd']),
+            # Without the statistics of batches a higher rate gets to NaN.
+            optim_wrapper=dict(optimizer=dict(OPTIMIZERS['sgd'], lr=0.01)),
             randomness=dict(seed=0),
         )
         runner.train()
@@ -220,6 +221,8 @@ def test_a_state_is_for_resuming_only(make_runner, tmp_path):
         (dict(target=0.5, cap=0.4), r'cap=0.4 must be within \[0.5, 1\]'),
         (dict(target=0.5, check_interval=0), 'check_interval=0 must be'),
         (dict(target=0.5, max_weight=0), 'max_weight=0 must be positive'),
+        (dict(target=0.5, pull=2), r'pull=2 must be within \[0, 1\]'),
+        (dict(target=0.5, pull='x'), "pull='x' must be a number"),
         (dict(target=0.5, backbone=''), "backbone='' must name the model's part"),
     ],
 )

@@ -43,6 +43,12 @@ def test_what_the_task_holds_moves_slowly():
     assert float(torch.cat([first, second]).median()) == pytest.approx(1, abs=0.4)
 
 
+def test_an_exponent_of_0_moves_all_alike():
+    strengths = torch.tensor([[1.0, 2.0, -4.0, 0.0], [1.0, 2.0, -4.0, 0.0]])
+    for speeds in pulled(strengths, pull=TaskPull(0.0)).speeds():
+        assert torch.equal(speeds, torch.ones(4))
+
+
 def test_the_budgets_own_gradients_do_not_count():
     strengths = torch.tensor([[1.0, 2.0, 3.0, 4.0], [1.0, 1.0, 1.0, 1.0]])
     alone, beside = pulled(strengths).speeds(), pulled(strengths, weight=50.0).speeds()
