@@ -56,7 +56,9 @@ class Task:
 
 TASKS = {
     'classification': Task('resnet18_digits', 'resnet18_digits_budget', (3.0, 6.0, 16.0)),
-    'detection': Task('faster_rcnn_r18_digits', 'faster_rcnn_r18_digits_budget', (0.08, 0.2, 0.8)),
+    'detection': Task(
+        'faster_rcnn_r18_digits', 'faster_rcnn_r18_digits_budget', (0.05, 0.08, 0.2, 0.8)
+    ),
     'segmentation': Task('pspnet_r18_digits', 'pspnet_r18_digits_budget', (0.2, 0.6, 2.0)),
 }
 

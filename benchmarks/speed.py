@@ -12,8 +12,9 @@ Six networks run by turns, in one process, on the same pictures:
 - masked: with gates, closed channels computed and multiplied by zero;
 - sparse: with gates, closed channels not computed.
 
-Gates are forced to a random choice of channels, another one for each gate and
-each picture; they are evaluated all the same. A repetition times each network
+A random choice of channels is open, another one for each gate, picture and repetition.
+With one picture the gates decide so by their biases; in batches, where pictures differ,
+they are evaluated and then forced. A repetition times each network
 once, in random order; ratios are medians over the repetitions of ratios
 within one. The realised share is (1 - time / dense time) / (1 - MACs / dense
 MACs); the MACs are those of open channels and of the gates themselves.

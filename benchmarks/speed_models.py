@@ -27,6 +27,8 @@ MODELS_WITH_HEADS = {
     'faster_rcnn': 'mmdet::faster_rcnn/faster-rcnn_r50_fpn_1x_coco.py',
     'pspnet': 'mmseg::pspnet/pspnet_r50-d8_4xb2-40k_cityscapes-512x1024.py',
 }
+SURE = 100.0
+"""A logit that nothing a gate adds to it turns."""
 PLAIN_TO_GATED = {'ResNet': 'GatedResNet', 'ResNetV1c': 'GatedResNetV1c'}
 
 
@@ -42,7 +44,7 @@ class Networks:
         models (dict): Kind -> network.
         inputs (list): What each repetition runs on, in turn: (positional, named
             arguments).
-        generator (torch.Generator, optional): Source of forced decisions; None
+        generator (torch.Generator, optional): Source of the channels to open; None
             leaves them to the gates.
     """
 
@@ -63,8 +65,13 @@ class Networks:
             kind: lambda model=model: model(*args, **kwargs) for kind, model in self.models.items()
         }
 
+    @torch.no_grad()
     def next_repetition(self) -> None:
-        """Go to the next pictures and draw other channels."""
+        """Go to the next pictures and draw other channels.
+
+        A single picture's gates decide as always and are led there by their biases.
+        Pictures of a batch have different channels, which no bias can do: gates are forced.
+        """
         self.turn += 1
         if self.generator is None:
             return
@@ -75,7 +82,13 @@ class Networks:
             for row in mask:
                 order = torch.randperm(gate.channels, generator=self.generator)
                 row[order[: width(gate.channels, self.open_share)]] = True
-            gate.forced = others[name].forced = mask.to(next(gate.parameters()).device)
+            for own in (gate, others[name]):
+                if self.batch == 1:
+                    own.fc2.bias.copy_(SURE * (2.0 * mask[0] - 1))
+                else:
+                    own.forced = mask.to(own.fc2.bias.device)
+        if self.batch == 1:
+            self.calls['sparse']()  # prepares the gates' weights, which have changed
 
     def macs(self, count: Callable) -> dict[str, float]:
         """Executed MACs of each kind over all inputs."""

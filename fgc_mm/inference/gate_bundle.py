@@ -110,16 +110,16 @@ class GateBundle:
         values: dict[str, np.ndarray] = {}
         start = 0
         for name, gate in self.gates.items():
-            end = start + gate.channels
+            own = gate.__dict__  # where modules would look for much else first
+            end = start + own['channels']
             value = decided[:, start:end]
-            if gate.forced is not None:
-                forced = _array(gate.forced)
+            if own['forced'] is not None:
+                forced = _array(own['forced'])
                 same = forced.shape == value.shape
                 value = forced if same else np.broadcast_to(forced, value.shape)
-            if gate.fc1._forward_hooks:
+            if own['_modules']['fc1']._forward_hooks:
                 self._tell(gate, x.size(0))
-            # Module.__setattr__ would look for much else first.
-            gate.__dict__['record'] = LateRecord(logits, start, end, value)
+            own['record'] = LateRecord(logits, start, end, value)
             values[name] = value
             start = end
         return values
