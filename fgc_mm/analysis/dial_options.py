@@ -22,6 +22,8 @@ from ..evaluation import (
 from ..gates import set_threshold
 from .runs import point_label
 
+_MISSED = 0.02  # share by which a budget may be missed before that is said
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options."""
@@ -177,11 +179,20 @@ def _thresholds(runner: Runner, args: argparse.Namespace) -> list[tuple[float, f
         batches = calibration_batches(runner, args.calibration, args.calibration_images or None)
         runner.model.eval()
         dial = ThresholdDial(runner.model, batches, hook.backbone)
-        return [(budget, dial.find(budget)) for budget in args.budget]
+        found = [(budget, dial.find(budget)) for budget in args.budget]
     except BudgetError as error:
         raise UsageError(f'--budget: {error}') from None
     except ValueError as error:
         raise UsageError(f'--calibration {args.calibration}: {error}') from None
+    for budget, threshold in found:
+        share = dial.share(threshold)  # measured on the way
+        if abs(share - budget) > _MISSED:
+            runner.logger.warning(
+                f'--budget {budget:g}: many channels close at the same threshold; the nearest one, '
+                f"{threshold:.4g}, executes {share:.3f} of the backbone's MACs on the calibration "
+                'set'
+            )
+    return found
 
 
 def _set(runner: Runner, threshold: float) -> None:

@@ -222,9 +222,6 @@ class BudgetHook(GateLossHook):
             like.new_zeros(len(like), gate.channels) if gate.record is None else gate.record.logits
             for gate in share.gates.values()
         ]
-        if not self._checked:
-            self._check_target(share)
-            self._checked = True
         floored = controller.at_floor() or [False] * len(logits)
         logits = self.pull.watch(share, logits, self._fixed)
         # What the task holds least is the first to close, but not to open.
@@ -232,6 +229,9 @@ class BudgetHook(GateLossHook):
         batch = BatchReader(
             share, [a.detach() for a in logits], self._fixed, self.floor, self._speeds
         )
+        if not self._checked:
+            self._check_target(share, batch.openness.mean(dim=0))
+            self._checked = True
         goal = controller.goal(runner.iter)
         goal = float(batch.expected.mean()) if goal is None else goal
         shift = batch.solve(goal, controller.trust(runner.iter), state.correction)
@@ -290,9 +290,16 @@ class BudgetHook(GateLossHook):
     def after_val_epoch(self, runner: Runner, metrics: Optional[dict[str, float]] = None) -> None:
         """Take over what the validation counted, if it did."""
         saved = (metrics or {}).get('macs/pruning_ratio')
-        if saved is not None and self.controller is not None:
+        if saved is not None and self.controller is not None and self._is_counted(runner):
             self._validated = runner.iter, 1 - saved / 100
             self.controller.validated(self._validated[1], runner.iter)
+
+    def _is_counted(self, runner: Runner) -> bool:
+        """Whether a validation's share is that of the same part of the model."""
+        from ..evaluation import GatedMACsHook
+
+        hooks = [hook for hook in runner.hooks if isinstance(hook, GatedMACsHook)]
+        return all(hook.backbone == self.backbone for hook in hooks)
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         if self.controller is not None:
@@ -302,17 +309,25 @@ class BudgetHook(GateLossHook):
         # Also called for load_from and testing: whether it is of use shows later.
         self._loaded = checkpoint.get(_KEY)
 
-    def _check_target(self, share: BackboneShare) -> None:
+    def _check_target(self, share: BackboneShare, opened: Tensor) -> None:
+        """Refuse a target below what is left with all that can be closed closed.
+
+        Args:
+            share (BackboneShare): Prices it.
+            opened (Tensor): Openness of each gate now, where frozen ones stay.
+        """
+        fixed = torch.tensor(self._fixed, device=opened.device)
+        least = share.of(torch.where(fixed, opened, self.floor)[None])
         # Images of the ranks may differ in size: all of them refuse, or none.
-        worst = torch.tensor(share.minimum(self.floor))
+        worst = least.max()
         all_reduce(worst, 'max')
-        least = float(worst)
-        if self.target < least:
-            floor = f', each gate open at its floor of {self.floor:g},' if self.floor else ''
+        if self.target < float(worst):
+            what = ', frozen gates as they are,' if any(self._fixed) else ''
+            what += f', each gate open at its floor of {self.floor:g},' if self.floor else ''
             raise SetupError(
                 f'BudgetHook: target={self.target:g} cannot be reached: stem, shortcuts and the '
-                f"gates themselves{floor} cost {least:.3f} of the backbone's MACs at this image "
-                f'size; choose a target above {least:.3f}'
+                f"gates themselves{what} cost {worst:.3f} of the backbone's MACs at this image "
+                f'size; choose a target above {worst:.3f}'
             )
 
     def _keep_inputs(self, runner: Runner, backbone: nn.Module, args: tuple) -> None:

@@ -73,6 +73,15 @@ def test_averaged_weights_are_not_chased(digits_cfg, build):
     assert budget_hook(runner).controller.state.hard > 0.4
 
 
+@pytest.mark.parametrize(('backbone', 'taken'), [('backbone', True), ('', False)])
+def test_the_share_of_another_part_is_not_taken_over(backbone, taken, make_runner):
+    hooks = [dict(type='BudgetHook', target=0.5), dict(type='GatedMACsHook', backbone=backbone)]
+    runner = make_runner(hooks, max_iters=3)
+    runner.train()
+    budget_hook(runner).after_val_epoch(runner, {'macs/pruning_ratio': 20.0})
+    assert budget_hook(runner)._validated == ((3, 0.8) if taken else None)
+
+
 def test_a_missed_target_is_a_warning(make_runner, monkeypatch):
     runner = make_runner([dict(type='BudgetHook', target=0.5)], max_iters=3)
     said = []
@@ -256,6 +265,10 @@ def test_mistakes_show_before_the_first_step(make_runner, toy):
     for gate in find_gates(model).values():
         gate.requires_grad_(False)
     refused('all gates are frozen', half, model=model)
+    model = toy.task()
+    for gate in list(find_gates(model).values())[1:]:
+        gate.requires_grad_(False)
+    refused('target=0.5 cannot be reached: .* frozen gates as they are, cost 0', half, model=model)
     model = toy.task()
     refused(r'target=0.01 cannot be reached: stem.* cost (0\.\d+) .*above \1',
             dict(half, target=0.01), model=model)  # fmt: skip

@@ -71,6 +71,18 @@ def test_thresholds_and_budgets(trained, run_tool, short_options, tmp_path, monk
     assert (folder / 'tradeoff.png').is_file() and (folder / 'tradeoff.svg').is_file()
 
 
+def test_a_budget_between_two_steps_is_a_warning(trained, run_tool, short_options, tmp_path):
+    checkpoint = torch.load(trained, weights_only=False)
+    for name, tensor in checkpoint['state_dict'].items():
+        if '.fc2.' in name:
+            tensor.zero_()  # all channels close at once
+    torch.save(checkpoint, tmp_path / 'coarse.pth')
+    args = [CONFIG, tmp_path / 'coarse.pth', '--work-dir', tmp_path, '--budget', 0.6]
+    code, out, err = run_tool('test', *args, *short_options(CONFIG))
+    assert code == 0, err
+    assert '--budget 0.6: many channels close at the same threshold' in out + err
+
+
 def test_a_network_without_gates_has_no_dial(run_tool, short_options, tmp_path):
     config = 'configs/demo/resnet18_digits.py'
     options = short_options(config)
