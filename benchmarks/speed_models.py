@@ -88,7 +88,9 @@ class Networks:
                 else:
                     own.forced = mask.to(own.fc2.bias.device)
         if self.batch == 1:
-            self.calls['sparse']()  # prepares the gates' weights, which have changed
+            # The gates' weights have changed and are prepared, without a pass that would leave
+            # this network alone in the caches.
+            backbone_of(self.models['sparse']).forward._refresh()
 
     def macs(self, count: Callable) -> dict[str, float]:
         """Executed MACs of each kind over all inputs."""

@@ -92,6 +92,8 @@ def table(rows: list[dict]) -> str:
         settings.setdefault(key, {})[row['kind']] = row
     lines = [HEAD, ('---',) * len(HEAD)]
     for (network, size, batch, share), kinds in settings.items():
+        if 'static' not in kinds or 'sparse' not in kinds:
+            continue  # nothing to compare
         static, sparse = kinds['static'], kinds['sparse']
         limit = kinds.get('packed static')  # not all kinds are always timed
         lines.append(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 from pathlib import Path
 
 import fgc_mm  # noqa: F401  registers gates, backbones and hooks
@@ -38,6 +39,17 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def check_owner(config: Path, target: Path) -> None:
+    """Refuse to replace the config that another slimmed checkpoint is loaded with."""
+    text = config.read_text(errors='replace') if config.is_file() else ''
+    owner = re.search(r"^load_from = '(.+)'$", text, re.MULTILINE)
+    if owner and owner[1] != os.path.abspath(target) and Path(owner[1]).is_file():
+        raise launch.UsageError(
+            f'{config} is the config of {owner[1]}, which would not fit it any more; write to '
+            'another folder by --out-dir, or remove the two'
+        )
+
+
 def main() -> None:
     args = parse_args()
     args.launcher, args.local_rank = 'none', 0
@@ -47,6 +59,9 @@ def main() -> None:
     checkpoint = launch.existing(args.checkpoint)
     folder = Path(args.out_dir) if args.out_dir else Path(checkpoint).parent
     launch.check_folder(folder, '--out-dir')
+    stems = {'.py': Path(args.config).stem, '.pth': Path(checkpoint).stem}
+    config, target = (folder / f'{stem}_slim{suffix}' for suffix, stem in stems.items())
+    check_owner(config, target)
     for key in (f'{args.split}_dataloader', f'{args.split}_evaluator'):
         if cfg.get(key) is None:
             raise launch.UsageError(f'config {args.config} has no {key}, which slimming needs')
@@ -58,8 +73,6 @@ def main() -> None:
         )
     except ValueError as error:
         raise launch.UsageError(str(error)) from error
-    stems = {'.py': Path(args.config).stem, '.pth': Path(checkpoint).stem}
-    config, target = (folder / f'{stem}_slim{suffix}' for suffix, stem in stems.items())
     slim_cfg.load_from = os.path.abspath(target)
     text = json.dumps(report, indent=2, default=float) + '\n'
     write_files(

@@ -4,6 +4,7 @@
 import json
 import os
 import pickle
+import shutil
 import sys
 
 import numpy as np
@@ -98,6 +99,14 @@ def test_tolerance_reports_the_change(run_tool, short_options, demo_checkpoint, 
     ]
     report = json.loads((tmp_path / 'out' / 'model_slim.json').read_text())
     assert set(report['metrics']['before']) == set(report['metrics']['after'])
+
+    # Another checkpoint's would replace the config; the same one's may.
+    before = {path: path.read_bytes() for path in (tmp_path / 'out').iterdir()}
+    other = shutil.copy(checkpoint, tmp_path / 'other.pth')
+    code, _, err = run_tool('slim', config, other, *args, *short_options(config))
+    assert code == 2 and 'is the config of' in err and '--out-dir' in err
+    assert before == {path: path.read_bytes() for path in (tmp_path / 'out').iterdir()}
+    assert run_tool('slim', config, checkpoint, *args, *short_options(config))[0] == 0
 
 
 def test_a_network_all_of_whose_gates_are_open(
