@@ -264,13 +264,15 @@ class BudgetHook(GateLossHook):
             return
         share, controller = self._share, self.controller
         assert share is not None and controller is not None
-        reading, self._report = join(self._report), None
+        gates = list(share.gates.values())
+        reading, self._report = join(self._report, len(gates)), None
         if self._inputs is not None:
             controller.correct(self._evaluate(self._inputs) - reading.hard)
             self._inputs = None
         goal = controller.goal(runner.iter)
         moves = controller.update(reading, runner.iter, self._speeds)
-        for gate, move, fixed in zip(share.gates.values(), moves, self._fixed, strict=True):
+        moves = reading.harmless(moves, [gate.channels for gate in gates])
+        for gate, move, fixed in zip(gates, moves, self._fixed, strict=True):
             if not fixed and gate.record is not None:
                 gate.shift(move)
                 gate.sharpen(controller.sharpening())

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 from mmengine.dist import all_reduce
@@ -16,6 +17,8 @@ from ..gates.bin_concrete import logit_of
 FARTHEST = 2.0
 """Logits a reading can say to go, to either side."""
 _HALVINGS = 12
+_FAR = 8.0
+"""Logit at which a channel is open, or closed, in all but one of 3,000 samples."""
 
 
 @dataclass
@@ -33,6 +36,9 @@ class Reading:
         openness (list[float]): Hard openness of each gate.
         room (list[float]): How far the logits of each gate may come down until
             it is at its floor; negative if it is below.
+        lowest, highest (Tensor): Of each gate's channels, one gate behind the
+            other, the least and the greatest logit of an image, from the threshold on;
+            means over the ranks.
     """
 
     expected: float
@@ -42,6 +48,25 @@ class Reading:
     over_cap: float
     openness: list[float]
     room: list[float]
+    lowest: Tensor
+    highest: Tensor
+
+    def harmless(self, moves: Sequence[Any], sizes: Sequence[int]) -> list[Tensor]:
+        """The same moves, but channels that lie far on that side already, whatever the
+        image, stay: they would be lost for good, and nothing is gained.
+
+        Images say so, and no parameter: what a bias gives the norm before can take.
+
+        Args:
+            moves (Sequence[float | Tensor]): What is to be added to the logits of each
+                gate, or to that of each of its channels.
+            sizes (Sequence[int]): Channels of each gate.
+        """
+        pairs = zip(self.lowest.split(list(sizes)), self.highest.split(list(sizes)), strict=True)
+        return [
+            torch.where((move < 0) & (high <= -_FAR) | (move > 0) & (low >= _FAR), 0.0, move)
+            for move, (low, high) in zip(moves, pairs, strict=True)
+        ]
 
 
 class BatchReader:
@@ -117,19 +142,34 @@ class BatchReader:
         if cap is not None:
             over = (self.hard + offset - cap).clamp(min=0)
         figures = [self.expected.mean(), self.hard.mean(), shift, self.doubt, over.mean()]
-        row = torch.cat([torch.stack(figures), self.openness.mean(dim=0), self.room])
+        beyond = self.logits - self._cuts
+        row = torch.cat(
+            [
+                torch.stack(figures),
+                self.openness.mean(dim=0),
+                self.room,
+                beyond.amin(dim=0),
+                beyond.amax(dim=0),
+            ]
+        )
         return len(self.logits) * torch.cat([torch.ones_like(row[:1]), row])
 
     def _hard(self, logits: Tensor) -> Tensor:
         return (logits > self._cuts).to(logits) @ self._mean
 
 
-def join(report: Tensor) -> Reading:
-    """The reports of all ranks as one reading, the same on each."""
+def join(report: Tensor, gates: int) -> Reading:
+    """The reports of all ranks as one reading, the same on each.
+
+    Args:
+        report (Tensor): Of this rank.
+        gates (int): How many gates it is about.
+    """
     report = report.double()
     all_reduce(report)
-    values = (report[1:] / report[0]).tolist()
-    expected, hard, shift, doubt, over_cap = values[:5]
-    gates = (len(values) - 5) // 2
-    openness, room = values[5 : 5 + gates], values[5 + gates :]
-    return Reading(expected, hard, shift, doubt, over_cap, openness, room)
+    values, logits = (report[1:] / report[0]).tensor_split([5 + 2 * gates])
+    expected, hard, shift, doubt, over_cap, *rest = values.tolist()
+    lowest, highest = logits.float().chunk(2)
+    return Reading(
+        expected, hard, shift, doubt, over_cap, rest[:gates], rest[gates:], lowest, highest
+    )

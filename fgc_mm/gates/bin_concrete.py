@@ -22,9 +22,6 @@ OPEN_LOGIT = 40.0
 """A logit whose probability is 1 in float32: open with any noise, at any
 threshold below 1 (whose logits end at 37), and without a gradient that could move it."""
 
-# Logit at which a channel is open, or closed, in all but one of 3,000 samples.
-_FAR = 8.0
-
 
 def logit_of(threshold: float) -> float:
     """The logit above which a channel is open.
@@ -143,15 +140,8 @@ class BinConcreteGate(Gate):
 
     @torch.no_grad()
     def shift(self, amount: Union[float, Tensor]) -> None:
-        """Add to the bias of ``fc2``.
-
-        A channel that lies far on that side already, whatever the image, stays: it
-        would be lost for good, and gains nothing.
-        """
-        bias = self.fc2.bias
-        # The hidden layer is normalised, so the weights say how far images differ.
-        far = _FAR + self.fc2.weight.abs().sum(dim=1)
-        bias.add_(amount * ((bias * amount <= 0) | (bias.abs() < far)))
+        """Add to the bias of ``fc2``."""
+        self.fc2.bias.add_(amount)
 
     @torch.no_grad()
     def sharpen(self, factor: float) -> None:

@@ -5,13 +5,16 @@ import math
 import random
 
 import pytest
+import torch
 
 from fgc_mm.engine import BudgetController
 from fgc_mm.engine.budget_reading import Reading
 
 
-def reading(shift=0.0, hard=0.5, over_cap=0.0):
-    return Reading(hard, hard, shift, doubt=0.2, over_cap=over_cap, openness=[hard], room=[4.0])
+def reading(shift=0.0, hard=0.5, over_cap=0.0, lowest=(-1.0,), highest=(1.0,)):
+    sure = dict(doubt=0.2, over_cap=over_cap, openness=[hard], room=[4.0])
+    logits = dict(lowest=torch.tensor(lowest), highest=torch.tensor(highest))
+    return Reading(hard, hard, shift, **sure, **logits)
 
 
 def share_at(logit):
@@ -97,6 +100,16 @@ def test_nothing_winds_up():
         controller.update(reading(shift=2.0), 600)
         steps += 1
     assert steps < 1.2 * controller.max_weight / (0.25 * controller.max_shift)
+
+
+@pytest.mark.parametrize('whole', [True, False])
+def test_a_channel_that_no_image_brings_near_stays(whole):
+    """For each of two gates, of one channel and of three; nothing is held on the way back."""
+    found = reading(lowest=(-9.0, -20.0, -1.0, 9.0), highest=(-1.0, -9.0, 1.0, 20.0))
+    for amount, expected in ((-0.1, [-0.1, 0, -0.1, -0.1]), (0.1, [0.1, 0.1, 0.1, 0])):
+        moves = [amount, amount] if whole else [torch.full((n,), amount) for n in (1, 3)]
+        moved = torch.cat(found.harmless(moves, [1, 3]))
+        assert moved.tolist() == pytest.approx(expected)
 
 
 def test_validations_correct_what_batches_say():

@@ -5,6 +5,7 @@ import logging
 
 import pytest
 import torch
+from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
 from fgc_mm.complexity import count_macs
@@ -57,6 +58,28 @@ def test_training_ends_at_the_target(optimizer, budget, make_runner, toy):
     assert goals[0] > 0.8 and (goals[1:] <= goals[:-1] + 1e-9).all()
     # Reached well before the end.
     assert goals[73] == pytest.approx(budget.get('target', 0.5))
+
+
+def test_a_low_bias_is_no_closed_gate(make_runner, toy):
+    """What the bias behind takes the norm before it gives: such gates are open, and close."""
+    gate = dict(type='BinConcreteGate', norm_cfg=dict(type='LN'), bias_init=-38.0)
+    model = toy.task(dict(toy.backbone, gate=gate))
+    optim = dict(optimizer=OPTIMIZERS['slow'])
+    hooks = [dict(type='BudgetHook', target=0.5, check_interval=5), Lifted()]
+    runner = make_runner(hooks, model=model, max_iters=120, optim_wrapper=optim)
+    runner.train()
+    assert runner.message_hub.log_scalars['train/budget/goal'].data[0][0] > 0.8
+    assert executed(model, toy.images(12).images) == pytest.approx(0.5, abs=0.02)
+
+
+class Lifted(Hook):
+    """The hidden layer of each gate adds 40 to all logits."""
+
+    @torch.no_grad()
+    def before_train(self, runner):
+        for gate in find_gates(runner.model).values():
+            gate.norm.bias.fill_(100.0)
+            gate.fc2.weight.add_((0.4 - gate.fc2.weight.sum(dim=1, keepdim=True)) / 16)
 
 
 def test_averaged_weights_are_not_chased(digits_cfg, build):

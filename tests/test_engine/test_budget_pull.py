@@ -135,7 +135,8 @@ def test_a_state_is_no_view():
 
 def test_no_step_is_longer_than_allowed():
     controller = BudgetController(target=0.5, steps=100)
-    reading = Reading(1.0, 1.0, -2.0, 0.2, 0.0, openness=[1.0], room=[4.0])
+    near = torch.zeros(3)
+    reading = Reading(1.0, 1.0, -2.0, 0.2, 0.0, [1.0], room=[4.0], lowest=near, highest=near)
     speeds = [torch.tensor([0.1, 1.0, 2.0])]
     (move,) = controller.update(reading, 0, speeds)
     assert move.tolist() == pytest.approx([-0.04, -0.2, -0.2])
