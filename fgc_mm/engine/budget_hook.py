@@ -20,6 +20,7 @@ from .budget_control import BudgetController
 from .budget_options import check_options, target_of
 from .budget_pull import TaskPull
 from .budget_reading import BatchReader, join
+from .fgc_hook import FGCHook
 from .gate_loss_hook import GateLossHook, SetupError
 from .l0_hook import L0Hook
 from .task_model import unwrap
@@ -130,6 +131,13 @@ class BudgetHook(GateLossHook):
                 )
             if isinstance(hook, BudgetHook) and hook is not self:
                 raise SetupError('BudgetHook: custom_hooks have two of them; keep one')
+            if isinstance(hook, FGCHook) and self.reach and hook.eta.at(0):
+                runner.logger.info(
+                    'BudgetHook: FGCHook couples from the start on, to a bank of gates that were '
+                    f'more open, while the first {self.reach:.0%} of the training close them. It '
+                    'learns more if it starts then: eta=dict(start=..., end=..., value=...) in '
+                    'epochs'
+                )
         super().before_train(runner)
         model = unwrap(runner.model)
         try:
