@@ -7,6 +7,7 @@ Nothing is written unless the exported network agrees with PyTorch.
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 import fgc_mm  # registers gates, backbones and hooks
@@ -81,6 +82,9 @@ def main() -> None:
         raise launch.UsageError(f'--count {args.count} must be at least 1')
     cfg = launch.load_config(args)
     checkpoint = launch.existing(args.checkpoint)
+    for given in (args.config, checkpoint, *(args.image or ())):
+        if out.exists() and os.path.exists(given) and out.samefile(given):
+            raise launch.UsageError(f'--out {out} would replace {given}, which is exported from')
     launch.prepare(cfg, splits=() if args.image else ('test',))
     runner = launch.build_runner(cfg)
     try:

@@ -40,14 +40,16 @@ def parse_args() -> argparse.Namespace:
 
 
 def check_owner(config: Path, target: Path) -> None:
-    """Refuse to replace the config that another slimmed checkpoint is loaded with."""
-    text = config.read_text(errors='replace') if config.is_file() else ''
-    owner = re.search(r"^load_from = '(.+)'$", text, re.MULTILINE)
-    if owner and owner[1] != os.path.abspath(target) and Path(owner[1]).is_file():
-        raise launch.UsageError(
-            f'{config} is the config of {owner[1]}, which would not fit it any more; write to '
-            'another folder by --out-dir, or remove the two'
-        )
+    """Refuse to part a config from the slimmed checkpoint it is loaded with."""
+    for path in {config, *config.parent.glob('*_slim.py')}:
+        text = path.read_text(errors='replace') if path.is_file() else ''
+        loads = re.search(r"^load_from = '(.+)'$", text, re.MULTILINE)
+        ours = loads is not None and loads[1] == os.path.abspath(target)
+        if loads and ours != (path == config) and Path(loads[1]).is_file():
+            raise launch.UsageError(
+                f'{path} is the config of {loads[1]}, and they would not fit any more; write to '
+                'another folder by --out-dir, or remove the two'
+            )
 
 
 def main() -> None:
@@ -57,6 +59,8 @@ def main() -> None:
         raise launch.UsageError(f'--tolerance {args.tolerance} must be within [0, 1)')
     cfg = launch.load_config(args)
     checkpoint = launch.existing(args.checkpoint)
+    if '://' in checkpoint and not args.out_dir:
+        raise launch.UsageError(f'{checkpoint} lies elsewhere: say where to write by --out-dir')
     folder = Path(args.out_dir) if args.out_dir else Path(checkpoint).parent
     launch.check_folder(folder, '--out-dir')
     stems = {'.py': Path(args.config).stem, '.pth': Path(checkpoint).stem}

@@ -40,8 +40,10 @@ def check_file(path: Union[str, Path], option: str) -> None:
         option (str): What it was given as, such as '--out'.
 
     Raises:
-        UsageError: If it is a folder, or its folder cannot be.
+        UsageError: If it is a folder or a device, or its folder cannot be.
     """
     if Path(path).is_dir():
         raise UsageError(f'{option} {path} is a folder; name a file in it')
+    if Path(path).exists() and not Path(path).is_file():
+        raise UsageError(f'{option} {path} is no regular file and would be replaced by one')
     check_folder(Path(path).parent, option)

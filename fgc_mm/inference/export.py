@@ -136,7 +136,13 @@ def export(
             content = record(chosen, network, example, dynamic)
         macs: list[ImageMACs] = []
         checks = {}
-        run = chosen.load(content)
+        try:
+            run = chosen.load(content)
+        except Exception as error:  # of the runtime, which has errors of its own
+            raise ValueError(
+                f'what was recorded cannot be loaded: {str(error).splitlines()[0]}. With ONNX, try '
+                'the newer operators of --opset 17'
+            ) from error
         for what, x in _cases(inputs, dynamic):
             ready = before(x) if with_preprocess and before is not None else x
             wanted = _reference(found, ready, with_gates, macs if len(x) == 1 else None)
@@ -226,7 +232,12 @@ def _difference(run: Run, x: Tensor, wanted: dict[str, Tensor], what: str) -> fl
                 f'{tuple(out.shape)} instead of {tuple(want.shape)}'
             )
         difference = float((out - want).abs().max())
-        if not difference <= TOLERANCE:  # nan neither
+        if difference != difference:
+            raise ValueError(
+                f'the exported network cannot be checked: on {what} {name!r} has values that are '
+                'nan. Look for such values in the weights and in the pictures'
+            )
+        if difference > TOLERANCE:
             raise ValueError(
                 f'the exported network fails the check: on {what} {name!r} differs from PyTorch by '
                 f'{difference:.3g}, more than {TOLERANCE:g}. A gate that is undecided to the last '

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Optional, Union
 
@@ -96,7 +98,7 @@ def prepare(
     model: nn.Module, channels_last: bool, granularity: Optional[int] = None, way: str = 'auto'
 ) -> None:
     """What :func:`enable_sparse` does, also for a backbone whose gates are gone."""
-    disable_sparse(model)
+    _restore(model, (FoldedForward, SkippedForward))
     for name, block in _modules(model, GatedBlock):
         reason = why_not(block)
         if reason is None:
@@ -127,17 +129,21 @@ def disable_sparse(model: nn.Module) -> nn.Module:
     Returns:
         nn.Module: The same model.
     """
+    _restore(model, (FoldedForward, SkippedForward, CheckedForward))
+    return model
+
+
+def _restore(model: nn.Module, ours: tuple[type, ...]) -> None:
+    """Give blocks back, and modules their own ``forward`` in place of such ones of ours."""
     for _, block in _modules(model, GatedBlock):
         if isinstance(block.runner, SparseBlock):
             block.runner.detach()
-    ours = (FoldedForward, SkippedForward, CheckedForward)
     for module in model.modules():
         forward = module.__dict__.get('forward')
         if isinstance(forward, ours):
             del module.__dict__['forward']
-        if isinstance(forward, CheckedForward) and forward.patch is not None:
-            module.__dict__['forward'] = forward.patch
-    return model
+            if isinstance(forward, CheckedForward) and forward.patch is not None:
+                module.__dict__['forward'] = forward.patch
 
 
 def is_sparse(model: nn.Module) -> bool:
@@ -168,6 +174,37 @@ class ChannelsLastForward:
         return tuple(to_contiguous(out) for out in outs)
 
 
+class _Passes:
+    """Passes through a backbone that are under way in some thread."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._running = 0
+        self._own = threading.local()
+
+    def begin(self) -> None:
+        """Count a pass in, when nobody prepares the backbone."""
+        with self._changed:
+            self._running += 1
+        self._own.depth = getattr(self._own, 'depth', 0) + 1
+
+    def end(self) -> None:
+        """Count it out."""
+        self._own.depth -= 1
+        with self._changed:
+            self._running -= 1
+            self._changed.notify_all()
+
+    @contextmanager
+    def none(self) -> Iterator[None]:
+        """No pass of another thread begins here, and those under way have ended."""
+        with self._changed:
+            # Two passes that began in others would wait for each other.
+            if not getattr(self._own, 'depth', 0):
+                self._changed.wait_for(lambda: not self._running)
+            yield
+
+
 class CheckedForward:
     """``forward`` of a sparse backbone that looks once, and not before every
     layer, whether weights have changed.
@@ -180,8 +217,12 @@ class CheckedForward:
 
     def __init__(self, backbone: nn.Module, channels_last: bool, again: Callable[[], None]) -> None:
         self.backbone = backbone
+        before: Any = backbone.__dict__.get('forward')
+        ours = isinstance(before, CheckedForward)
         # What somebody else has put in place of the class's.
-        self.patch: Optional[Callable] = backbone.__dict__.get('forward')
+        self.patch: Optional[Callable] = before.patch if ours else before
+        self.passes: _Passes = before.passes if ours else _Passes()
+        self.next: Optional[CheckedForward] = None  # what has taken the place of this one
         own = self.patch or partial(type(backbone).forward, backbone)
         self.inner = ChannelsLastForward(backbone, own) if channels_last else own
         self.again = again
@@ -200,27 +241,31 @@ class CheckedForward:
         ]
 
     def __call__(self, x: Tensor) -> Any:
-        if not self._unchanged():
-            return self._anew(x)
         before = checks.done
         checks.done = False
+        self.passes.begin()
         try:
-            if not recording() and self._undisturbed():
-                if not self._refresh():
-                    return self._anew(x)
-                checks.done = True
-            return self.inner(x)
+            if self.next is None and self._unchanged():
+                if recording() or not self._undisturbed():
+                    return self.inner(x)
+                if self._refresh():
+                    checks.done = True
+                    return self.inner(x)
         finally:
+            self.passes.end()
             checks.done = before
+        return self._anew(x)
 
     def _anew(self, x: Tensor) -> Any:
         """Prepare the backbone as it is now, and run it."""
-        if self.backbone.__dict__.get('forward') is self:
-            self.again()
-            return self.backbone.forward(x)
-        # Somebody's own calls this one: it must stay.
-        disable_sparse(self.backbone)
-        return self.inner(x)
+        with self.passes.none():
+            if self.next is None and self.backbone.__dict__.get('forward') is self:
+                self.again()
+                self.next = self.backbone.__dict__['forward']
+            elif self.next is None:
+                # Somebody's own calls this one: it must stay.
+                disable_sparse(self.backbone)
+        return self.inner(x) if self.next is None else self.next(x)
 
     def _refresh(self) -> bool:
         """Prepare all weights, anew if parameters have changed; whether that can be done."""
@@ -272,7 +317,11 @@ class CheckedForward:
         )
 
     def __getstate__(self) -> dict:
-        return {**self.__dict__, '_watched': None}  # copies have tensors of their own
+        # Copies have tensors and threads of their own.
+        return {**self.__dict__, '_watched': None, 'passes': None}
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__.update(state, passes=_Passes())
 
 
 def _modules(model: nn.Module, kind: type) -> Iterator[tuple[str, Any]]:

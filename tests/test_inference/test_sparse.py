@@ -3,6 +3,7 @@
 
 import copy
 import pickle
+import sys
 import threading
 
 import pytest
@@ -233,6 +234,41 @@ def test_threads_do_not_disturb_each_other():
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_one_of_many_threads_prepares_anew():
+    """They all find a module replaced, and switch as often as they can."""
+    model = build()
+    x = pictures(1, (32, 32))
+    wanted = model(x)
+    plain = copy.deepcopy(model.layer2[0].conv1)
+    enable_sparse(model)
+    model(x)
+    wrong = []
+    barrier = threading.Barrier(6)
+
+    def work():
+        barrier.wait()
+        try:
+            with torch.no_grad():
+                assert_equal_outputs(model(x), wanted)
+        except Exception as error:
+            wrong.append(error)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for _ in range(15):
+            model.layer2[0].conv1 = copy.deepcopy(plain)
+            threads = [threading.Thread(target=work) for _ in range(6)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert not wrong
+    assert is_sparse(model)
 
 
 def test_training_and_gradients_take_the_masked_path():

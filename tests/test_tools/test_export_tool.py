@@ -126,6 +126,8 @@ def test_mistakes_are_one_message_and_leave_no_file(
     out = tmp_path / 'out' / 'model.onnx'
     out.parent.mkdir()
     nowhere = ['--out', tmp_path / 'nowhere' / 'model.onnx']
+    pipe, weights_before = tmp_path / 'pipe', checkpoint.read_bytes()
+    os.mkfifo(pipe)
     cases = [
         (dense, checkpoint, [], [], 'has no gates, and a dense network needs no export'),
         (gated, broken, [], [], 'broken.pth cannot be read'),
@@ -133,6 +135,8 @@ def test_mistakes_are_one_message_and_leave_no_file(
         (gated, tmp_path / 'none.pth', [], [], 'none.pth does not exist'),
         (gated, checkpoint, [], nowhere, 'nowhere does not exist'),
         (gated, checkpoint, [], ['--out', out.parent], 'is a folder; name a file in it'),
+        (gated, checkpoint, [], ['--out', checkpoint], 'model.pth, which is exported from'),
+        (gated, checkpoint, [], ['--out', pipe], 'is no regular file and would be replaced'),
         (gated, checkpoint, [], ['--count', 0], '--count 0 must be at least 1'),
         (gated, checkpoint, [], ['--image', 'none.png'], 'none.png is neither a picture nor'),
         (gated, checkpoint, [], ['--image', picture], 'broken.png (31 bytes) cannot be decoded'),
@@ -150,6 +154,7 @@ def test_mistakes_are_one_message_and_leave_no_file(
         assert code == 2 and message in err, err
         assert 'Traceback' not in err
         assert not os.listdir(out.parent)
+    assert checkpoint.read_bytes() == weights_before and pipe.is_fifo()
     # A failed check leaves what was there before.
     out.write_text('older')
     monkeypatch.setattr(sys.modules['fgc_mm.inference.export'], 'TOLERANCE', -1)

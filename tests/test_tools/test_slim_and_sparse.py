@@ -106,7 +106,17 @@ def test_tolerance_reports_the_change(run_tool, short_options, demo_checkpoint, 
     code, _, err = run_tool('slim', config, other, *args, *short_options(config))
     assert code == 2 and 'is the config of' in err and '--out-dir' in err
     assert before == {path: path.read_bytes() for path in (tmp_path / 'out').iterdir()}
+    # And the checkpoint of another config.
+    mine = tmp_path / 'mine.py'
+    mine.write_text(f"_base_ = '{os.path.abspath(config)}'\n")
+    code, _, err = run_tool('slim', mine, checkpoint, *args, *short_options(config))
+    assert code == 2 and 'resnet18_digits_gated_slim.py is the config of' in err
+    assert before == {path: path.read_bytes() for path in (tmp_path / 'out').iterdir()}
     assert run_tool('slim', config, checkpoint, *args, *short_options(config))[0] == 0
+
+    url = 'https://example.com/model.pth'
+    code, _, err = run_tool('slim', config, url, *args[2:], *short_options(config))
+    assert code == 2 and 'say where to write by --out-dir' in err
 
 
 def test_a_network_all_of_whose_gates_are_open(
