@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from operator import attrgetter, is_
 from typing import Any, Optional, Union
 
 import torch
@@ -35,6 +36,7 @@ from .sparse_block import SparseBlock, why_not
 from .stamp import Stamp, checks
 
 WAYS = ('auto', 'dense', 'union', 'groups')
+_TRAINING = attrgetter('training')
 
 
 def enable_sparse(
@@ -235,10 +237,13 @@ class CheckedForward:
             m for m in self.modules if isinstance(m.__dict__.get('forward'), SkippedForward)
         ]
         self._watched: Optional[tuple[list, Stamp]] = None
-        self.places = [(m._modules, len(m._modules)) for m in self.modules]
-        self.children = [
-            (m._modules, key, child) for m in self.modules for key, child in m._modules.items()
-        ]
+        # Lists side by side, for loops that no Python runs in.
+        self._hooks = [h for m in self.modules for h in (m._forward_hooks, m._forward_pre_hooks)]
+        self._owners = [m._modules for m in self.modules for _ in m._modules]
+        self._keys = [key for m in self.modules for key in m._modules]
+        self._children = [child for m in self.modules for child in m._modules.values()]
+        self._places = [m._modules for m in self.modules]
+        self._counts = list(map(len, self._places))
 
     def __call__(self, x: Tensor) -> Any:
         before = checks.done
@@ -303,18 +308,17 @@ class CheckedForward:
 
     def _unchanged(self) -> bool:
         """Whether all modules are those that were prepared."""
-        return all(owner.get(key) is child for owner, key, child in self.children) and all(
-            len(owner) == count for owner, count in self.places
-        )
+        found = map(dict.get, self._owners, self._keys)
+        return all(map(is_, found, self._children)) and list(map(len, self._places)) == self._counts
 
     def _undisturbed(self) -> bool:
         """Whether neither autocast nor anybody else's code takes part in the pass."""
-        if autocasts():
+        if autocasts() or any(map(_TRAINING, self.modules)):
             return False
-        return not any(
-            m.training or ((m._forward_hooks or m._forward_pre_hooks) and is_watched(m))
-            for m in self.modules
-        )
+        if not any(self._hooks):
+            return True
+        hooked = (m for m in self.modules if m._forward_hooks or m._forward_pre_hooks)
+        return not any(map(is_watched, hooked))
 
     def __getstate__(self) -> dict:
         # Copies have tensors and threads of their own.
