@@ -7,7 +7,6 @@ Nothing is written unless the exported network agrees with PyTorch.
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
 import fgc_mm  # registers gates, backbones and hooks
@@ -83,8 +82,9 @@ def main() -> None:
     cfg = launch.load_config(args)
     checkpoint = launch.existing(args.checkpoint)
     for given in (args.config, checkpoint, *(args.image or ())):
-        if out.exists() and os.path.exists(given) and out.samefile(given):
-            raise launch.UsageError(f'--out {out} would replace {given}, which is exported from')
+        # A picture may also be named by its folder.
+        if out.exists() and out.resolve().is_relative_to(Path(given).resolve()):
+            raise launch.UsageError(f'--out {out} would replace what is read from {given}')
     launch.prepare(cfg, splits=() if args.image else ('test',))
     runner = launch.build_runner(cfg)
     try:

@@ -7,6 +7,7 @@ Writes a config and a smaller checkpoint, which every tool loads, and a report.
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import os
 import re
@@ -41,13 +42,20 @@ def parse_args() -> argparse.Namespace:
 
 def check_owner(config: Path, target: Path) -> None:
     """Refuse to part a config from the slimmed checkpoint it is loaded with."""
-    for path in {config, *config.parent.glob('*_slim.py')}:
+    for path in sorted({config, *config.parent.glob('*_slim.py')}):
         text = path.read_text(errors='replace') if path.is_file() else ''
-        loads = re.search(r"^load_from = '(.+)'$", text, re.MULTILINE)
-        ours = loads is not None and loads[1] == os.path.abspath(target)
-        if loads and ours != (path == config) and Path(loads[1]).is_file():
+        found = re.search(r'^load_from = ([\'"].+[\'"])$', text, re.MULTILINE)
+        if found is None:
+            if text and path == config:
+                raise launch.UsageError(f'{path} is none of a slimmed network; give --out-dir')
+            continue
+        loads = Path(ast.literal_eval(found[1]))
+        if not loads.is_file():  # the folder was moved
+            loads = path.parent / loads.name
+        ours = os.path.realpath(loads) == os.path.realpath(target)
+        if loads.is_file() and ours != (path == config):
             raise launch.UsageError(
-                f'{path} is the config of {loads[1]}, and they would not fit any more; write to '
+                f'{path} is the config of {loads}, and they would not fit any more; write to '
                 'another folder by --out-dir, or remove the two'
             )
 

@@ -131,7 +131,8 @@ class BudgetHook(GateLossHook):
                 )
             if isinstance(hook, BudgetHook) and hook is not self:
                 raise SetupError('BudgetHook: custom_hooks have two of them; keep one')
-            if isinstance(hook, FGCHook) and self.reach and hook.eta.at(0):
+            # From the first step on, be it as a ramp.
+            if isinstance(hook, FGCHook) and self.reach and hook.eta.at(1e-6):
                 runner.logger.info(
                     'BudgetHook: FGCHook couples from the start on, to a bank of gates that were '
                     f'more open, while the first {self.reach:.0%} of the training close them. It '

@@ -37,8 +37,7 @@ class Reading:
         room (list[float]): How far the logits of each gate may come down until
             it is at its floor; negative if it is below.
         lowest, highest (Tensor): Of each gate's channels, one gate behind the
-            other, the least and the greatest logit of an image, from the threshold on;
-            means over the ranks.
+            other, the least and the greatest logit of an image, from the threshold on.
     """
 
     expected: float
@@ -137,22 +136,16 @@ class BatchReader:
         return (low + high) / 2
 
     def report(self, shift: Tensor, cap: Optional[float], offset: float) -> Tensor:
-        """Everything in a :class:`Reading`, weighted with the number of images."""
+        """Everything in a :class:`Reading`, weighted with the number of images but for
+        the extremes at the end."""
         over = torch.zeros_like(self.hard)
         if cap is not None:
             over = (self.hard + offset - cap).clamp(min=0)
         figures = [self.expected.mean(), self.hard.mean(), shift, self.doubt, over.mean()]
+        row = torch.cat([torch.stack(figures), self.openness.mean(dim=0), self.room])
+        row = len(self.logits) * torch.cat([torch.ones_like(row[:1]), row])
         beyond = self.logits - self._cuts
-        row = torch.cat(
-            [
-                torch.stack(figures),
-                self.openness.mean(dim=0),
-                self.room,
-                beyond.amin(dim=0),
-                beyond.amax(dim=0),
-            ]
-        )
-        return len(self.logits) * torch.cat([torch.ones_like(row[:1]), row])
+        return torch.cat([row, -beyond.amin(dim=0), beyond.amax(dim=0)])
 
     def _hard(self, logits: Tensor) -> Tensor:
         return (logits > self._cuts).to(logits) @ self._mean
@@ -165,11 +158,11 @@ def join(report: Tensor, gates: int) -> Reading:
         report (Tensor): Of this rank.
         gates (int): How many gates it is about.
     """
-    report = report.double()
-    all_reduce(report)
-    values, logits = (report[1:] / report[0]).tensor_split([5 + 2 * gates])
-    expected, hard, shift, doubt, over_cap, *rest = values.tolist()
-    lowest, highest = logits.float().chunk(2)
+    sums, extremes = report.double().tensor_split([6 + 2 * gates])
+    all_reduce(sums)
+    all_reduce(extremes, 'max')
+    expected, hard, shift, doubt, over_cap, *rest = (sums[1:] / sums[0]).tolist()
+    lowest, highest = extremes.float().chunk(2)
     return Reading(
-        expected, hard, shift, doubt, over_cap, rest[:gates], rest[gates:], lowest, highest
+        expected, hard, shift, doubt, over_cap, rest[:gates], rest[gates:], -lowest, highest
     )

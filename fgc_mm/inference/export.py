@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Optional
@@ -139,10 +140,9 @@ def export(
         try:
             run = chosen.load(content)
         except Exception as error:  # of the runtime, which has errors of its own
-            raise ValueError(
-                f'what was recorded cannot be loaded: {str(error).splitlines()[0]}. With ONNX, try '
-                'the newer operators of --opset 17'
-            ) from error
+            why = (str(error).splitlines() or [type(error).__name__])[0]
+            more = '. Try newer operators, such as --opset 17' if opset < 17 else ''
+            raise ValueError(f'what was recorded cannot be loaded: {why}{more}') from error
         for what, x in _cases(inputs, dynamic):
             ready = before(x) if with_preprocess and before is not None else x
             wanted = _reference(found, ready, with_gates, macs if len(x) == 1 else None)
@@ -232,10 +232,10 @@ def _difference(run: Run, x: Tensor, wanted: dict[str, Tensor], what: str) -> fl
                 f'{tuple(out.shape)} instead of {tuple(want.shape)}'
             )
         difference = float((out - want).abs().max())
-        if difference != difference:
+        if not math.isfinite(difference):
             raise ValueError(
                 f'the exported network cannot be checked: on {what} {name!r} has values that are '
-                'nan. Look for such values in the weights and in the pictures'
+                'nan or infinite. Look for such values in the weights and in the pictures'
             )
         if difference > TOLERANCE:
             raise ValueError(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,7 +37,8 @@ from .sparse_block import SparseBlock, why_not
 from .stamp import Stamp, checks
 
 WAYS = ('auto', 'dense', 'union', 'groups')
-_TRAINING = attrgetter('training')
+_TRAINING, _HOOKS = attrgetter('training'), attrgetter('_forward_hooks')
+_EARLY_HOOKS = attrgetter('_forward_pre_hooks')
 
 
 def enable_sparse(
@@ -180,15 +182,21 @@ class _Passes:
     """Passes through a backbone that are under way in some thread."""
 
     def __init__(self) -> None:
+        self._process = os.getpid()
         self._changed = threading.Condition()
-        self._running = 0
+        self._running = self._wanted = 0
         self._own = threading.local()
 
     def begin(self) -> None:
-        """Count a pass in, when nobody prepares the backbone."""
+        """Count a pass in, unless somebody waits to prepare the backbone."""
+        if self._process != os.getpid():
+            self.__init__()  # type: ignore[misc]  # threads do not come along with a fork
+        depth = getattr(self._own, 'depth', 0)
         with self._changed:
+            if not depth:  # what began in a pass has to end with it
+                self._changed.wait_for(lambda: not self._wanted)
             self._running += 1
-        self._own.depth = getattr(self._own, 'depth', 0) + 1
+        self._own.depth = depth + 1
 
     def end(self) -> None:
         """Count it out."""
@@ -201,10 +209,15 @@ class _Passes:
     def none(self) -> Iterator[None]:
         """No pass of another thread begins here, and those under way have ended."""
         with self._changed:
-            # Two passes that began in others would wait for each other.
-            if not getattr(self._own, 'depth', 0):
-                self._changed.wait_for(lambda: not self._running)
-            yield
+            self._wanted += 1
+            try:
+                # Two passes that began in others would wait for each other.
+                if not getattr(self._own, 'depth', 0):
+                    self._changed.wait_for(lambda: not self._running)
+                yield
+            finally:
+                self._wanted -= 1
+                self._changed.notify_all()
 
 
 class CheckedForward:
@@ -224,7 +237,6 @@ class CheckedForward:
         # What somebody else has put in place of the class's.
         self.patch: Optional[Callable] = before.patch if ours else before
         self.passes: _Passes = before.passes if ours else _Passes()
-        self.next: Optional[CheckedForward] = None  # what has taken the place of this one
         own = self.patch or partial(type(backbone).forward, backbone)
         self.inner = ChannelsLastForward(backbone, own) if channels_last else own
         self.again = again
@@ -238,7 +250,6 @@ class CheckedForward:
         ]
         self._watched: Optional[tuple[list, Stamp]] = None
         # Lists side by side, for loops that no Python runs in.
-        self._hooks = [h for m in self.modules for h in (m._forward_hooks, m._forward_pre_hooks)]
         self._owners = [m._modules for m in self.modules for _ in m._modules]
         self._keys = [key for m in self.modules for key in m._modules]
         self._children = [child for m in self.modules for child in m._modules.values()]
@@ -246,11 +257,15 @@ class CheckedForward:
         self._counts = list(map(len, self._places))
 
     def __call__(self, x: Tensor) -> Any:
+        successor = self._successor()
+        if successor is not None:
+            # It may be around somebody's own that calls this one.
+            return successor(x) if successor.patch is self.patch else self.inner(x)
         before = checks.done
         checks.done = False
         self.passes.begin()
         try:
-            if self.next is None and self._unchanged():
+            if self._successor() is None and self._unchanged():
                 if recording() or not self._undisturbed():
                     return self.inner(x)
                 if self._refresh():
@@ -259,18 +274,22 @@ class CheckedForward:
         finally:
             self.passes.end()
             checks.done = before
-        return self._anew(x)
+        self._prepare_anew()
+        return self.inner(x) if self._successor() is None else self(x)
 
-    def _anew(self, x: Tensor) -> Any:
-        """Prepare the backbone as it is now, and run it."""
+    def _prepare_anew(self) -> None:
+        """Prepare the backbone as it is now, unless somebody has."""
         with self.passes.none():
-            if self.next is None and self.backbone.__dict__.get('forward') is self:
+            if self.backbone.__dict__.get('forward') is self:
                 self.again()
-                self.next = self.backbone.__dict__['forward']
-            elif self.next is None:
+            elif self._successor() is None:
                 # Somebody's own calls this one: it must stay.
                 disable_sparse(self.backbone)
-        return self.inner(x) if self.next is None else self.next(x)
+
+    def _successor(self) -> Optional[CheckedForward]:
+        """What has taken the place of this one."""
+        found = self.backbone.__dict__.get('forward')
+        return found if isinstance(found, CheckedForward) and found is not self else None
 
     def _refresh(self) -> bool:
         """Prepare all weights, anew if parameters have changed; whether that can be done."""
@@ -315,7 +334,7 @@ class CheckedForward:
         """Whether neither autocast nor anybody else's code takes part in the pass."""
         if autocasts() or any(map(_TRAINING, self.modules)):
             return False
-        if not any(self._hooks):
+        if not (any(map(_HOOKS, self.modules)) or any(map(_EARLY_HOOKS, self.modules))):
             return True
         hooked = (m for m in self.modules if m._forward_hooks or m._forward_pre_hooks)
         return not any(map(is_watched, hooked))

@@ -72,7 +72,14 @@ def test_a_low_bias_is_no_closed_gate(make_runner, toy):
     assert executed(model, toy.images(12).images) == pytest.approx(0.5, abs=0.02)
 
 
-@pytest.mark.parametrize(('eta', 'said'), [(0.03, 1), (dict(start=2, end=3, value=0.03), 0)])
+@pytest.mark.parametrize(
+    ('eta', 'said'),
+    [
+        (0.03, 1),
+        (dict(start=0, end=3, value=0.03), 1),
+        (dict(start=2, end=3, value=0.03), 0),
+    ],
+)
 def test_coupling_before_the_target_is_mentioned(eta, said, digits_cfg, build, monkeypatch):
     hooks = [dict(type='BudgetHook', target=0.5), dict(type='FGCHook', k=2, eta=eta)]
     runner = build(digits_cfg(hooks, max_epochs=1))

@@ -271,6 +271,50 @@ def test_one_of_many_threads_prepares_anew():
     assert is_sparse(model)
 
 
+def test_passes_of_others_do_not_keep_one_from_preparing():
+    """Those that record gradients never notice that a layer has changed."""
+    model = enable_sparse(build())
+    x = pictures(1, (32, 32))
+    wanted = model(x)
+    conv = model.layer3[0].conv1
+    conv.forward = lambda x: type(conv).forward(conv, x)
+    stop, done = threading.Event(), threading.Event()
+
+    def train():
+        with torch.enable_grad():
+            while not stop.is_set():
+                model(x)
+
+    def evaluate():
+        with torch.no_grad():
+            assert_equal_outputs(model(x), wanted)
+        done.set()
+
+    others = [threading.Thread(target=train) for _ in range(3)]
+    for thread in (*others, threading.Thread(target=evaluate, daemon=True)):
+        thread.start()
+    ended = done.wait(30)
+    stop.set()
+    for thread in others:
+        thread.join()
+    assert ended
+
+
+def test_a_forward_kept_from_before_runs_what_came_after():
+    model = enable_sparse(build())
+    x = pictures(1, (32, 32))
+    wanted, kept = model(x), model.forward
+    plain = copy.deepcopy(build().layer2[0].conv1)
+    for _ in range(2):
+        model.layer2[0].conv1 = copy.deepcopy(plain)
+        assert_equal_outputs(kept(x), wanted)
+        assert is_sparse(model)
+    # Somebody's own that calls it, and sparse once more around that.
+    model.forward = lambda x: kept(x)
+    assert_equal_outputs(enable_sparse(model)(x), wanted)
+    assert is_sparse(model)
+
+
 def test_training_and_gradients_take_the_masked_path():
     masked, sparse = build(), enable_sparse(build())
     x = pictures(4)

@@ -135,7 +135,7 @@ def test_mistakes_are_one_message_and_leave_no_file(
         (gated, tmp_path / 'none.pth', [], [], 'none.pth does not exist'),
         (gated, checkpoint, [], nowhere, 'nowhere does not exist'),
         (gated, checkpoint, [], ['--out', out.parent], 'is a folder; name a file in it'),
-        (gated, checkpoint, [], ['--out', checkpoint], 'model.pth, which is exported from'),
+        (gated, checkpoint, [], ['--out', checkpoint], 'would replace what is read from'),
         (gated, checkpoint, [], ['--out', pipe], 'is no regular file and would be replaced'),
         (gated, checkpoint, [], ['--count', 0], '--count 0 must be at least 1'),
         (gated, checkpoint, [], ['--image', 'none.png'], 'none.png is neither a picture nor'),
