@@ -149,9 +149,11 @@ def kinds(
             backbone.forward = ChannelsLastForward(backbone, backbone.forward)
         if args.half:
             model.half()
-    enable_sparse(kind_of['sparse'], channels_last=last, granularity=args.granularity)
+    # As tools/test.py --sparse runs it; the others do not ask for changed weights either.
+    sparse = dict(channels_last=last, constant=True)
+    enable_sparse(kind_of['sparse'], granularity=args.granularity, **sparse)
     for kind in packed:
-        prepare(kind_of[kind], channels_last=last)
+        prepare(kind_of[kind], **sparse)
     return kind_of
 
 

@@ -46,6 +46,7 @@ def enable_sparse(
     channels_last: bool = True,
     granularity: Optional[int] = None,
     way: str = 'auto',
+    constant: bool = False,
 ) -> nn.Module:
     """Compute only the open channels of a model's gated backbones.
 
@@ -72,6 +73,8 @@ def enable_sparse(
         way (str): How a batch is run: 'groups' of equal masks, on the 'union'
             of open channels, 'dense', or 'auto', whichever is cheapest.
             Defaults to 'auto'.
+        constant (bool): Weights, modules and hooks will not change any more: they are
+            looked at in the first passes, and not before every one. Defaults to False.
 
     Returns:
         nn.Module: The same model.
@@ -94,12 +97,16 @@ def enable_sparse(
             f'enable_sparse: {type(model).__name__} has no gates, nothing is ever closed; use '
             "a gated backbone, such as backbone=dict(type='GatedResNet', ...)"
         )
-    prepare(model, channels_last, granularity, way)
+    prepare(model, channels_last, granularity, way, constant)
     return model
 
 
 def prepare(
-    model: nn.Module, channels_last: bool, granularity: Optional[int] = None, way: str = 'auto'
+    model: nn.Module,
+    channels_last: bool,
+    granularity: Optional[int] = None,
+    way: str = 'auto',
+    constant: bool = False,
 ) -> None:
     """What :func:`enable_sparse` does, also for a backbone whose gates are gone."""
     _restore(model, (FoldedForward, SkippedForward))
@@ -120,8 +127,9 @@ def prepare(
         for block in backbone.private_inputs():
             if isinstance(block.runner, SparseBlock):
                 block.runner.owns_input = True
-        again = partial(prepare, backbone, channels_last, granularity, way)
-        backbone.forward = CheckedForward(backbone, channels_last, again)  # type: ignore[method-assign,assignment]
+        again = partial(prepare, backbone, channels_last, granularity, way, constant)
+        checked = CheckedForward(backbone, channels_last, again, constant)
+        backbone.forward = checked  # type: ignore[method-assign,assignment]
 
 
 def disable_sparse(model: nn.Module) -> nn.Module:
@@ -228,10 +236,15 @@ class CheckedForward:
         backbone (nn.Module): The backbone.
         channels_last (bool): Whether it is run in that layout.
         again (Callable): Prepares it anew, after modules of it were replaced.
+        constant (bool): Whether to look no more once all was found prepared.
     """
 
-    def __init__(self, backbone: nn.Module, channels_last: bool, again: Callable[[], None]) -> None:
+    def __init__(
+        self, backbone: nn.Module, channels_last: bool, again: Callable[[], None], constant: bool
+    ) -> None:
         self.backbone = backbone
+        self.constant = constant
+        self._settled = False
         before: Any = backbone.__dict__.get('forward')
         ours = isinstance(before, CheckedForward)
         # What somebody else has put in place of the class's.
@@ -265,10 +278,11 @@ class CheckedForward:
         checks.done = False
         self.passes.begin()
         try:
-            if self._successor() is None and self._unchanged():
-                if recording() or not self._undisturbed():
+            known = self._settled and not (self.backbone.training or autocasts())
+            if known or (self._successor() is None and self._unchanged()):
+                if recording() or not (known or self._undisturbed()):
                     return self.inner(x)
-                if self._refresh():
+                if known or self._refresh():
                     checks.done = True
                     return self.inner(x)
         finally:
@@ -305,6 +319,8 @@ class CheckedForward:
             for part in parts:
                 part.refresh()
             self._watched = parts, stamp
+        else:
+            self._settled = self.constant
         return True
 
     def _fits(self) -> bool:
@@ -341,7 +357,7 @@ class CheckedForward:
 
     def __getstate__(self) -> dict:
         # Copies have tensors and threads of their own.
-        return {**self.__dict__, '_watched': None, 'passes': None}
+        return {**self.__dict__, '_watched': None, '_settled': False, 'passes': None}
 
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state, passes=_Passes())

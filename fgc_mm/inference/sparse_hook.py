@@ -39,7 +39,10 @@ class SparseInferenceHook(Hook):
     def __init__(
         self, channels_last: bool = True, granularity: Optional[int] = None, way: str = 'auto'
     ) -> None:
-        self.options = dict(channels_last=channels_last, granularity=granularity, way=way)
+        # Between two batches nobody changes weights.
+        self.options = dict(
+            channels_last=channels_last, granularity=granularity, way=way, constant=True
+        )
 
     def before_val(self, runner: Runner) -> None:
         """Switch it on."""

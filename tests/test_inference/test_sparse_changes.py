@@ -242,3 +242,27 @@ def test_layers_that_are_more_than_they_seem(what):
     x = pictures(2)
     wanted = masked(x)
     assert_equal_outputs(enable_sparse(masked)(x), wanted)
+
+
+def test_constant_weights_are_looked_at_in_the_first_passes_only(monkeypatch):
+    masked, model = build(), enable_sparse(build(), constant=True)
+    x = pictures(2)
+    for _ in range(3):
+        assert_equal_outputs(model(x), masked(x))
+    looked = []
+    monkeypatch.setattr('fgc_mm.inference.stamp.Stamp.holds', lambda self: looked.append(self))
+    assert_equal_outputs(model(x), masked(x))
+    assert not looked
+    monkeypatch.undo()
+    # A copy looks again, and in training it is masked.
+    assert_equal_outputs(copy.deepcopy(model)(x), masked(x))
+    for each in (model, masked):
+        each.train()
+    with torch.enable_grad():
+        torch.manual_seed(0)
+        wanted = masked(x)
+        torch.manual_seed(0)
+        for out, want in zip(model(x), wanted, strict=True):
+            assert torch.equal(out, want)
+    # Asked for again, it is prepared from the statistics of now.
+    assert_equal_outputs(enable_sparse(model).eval()(x), masked.eval()(x))
