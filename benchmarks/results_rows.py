@@ -90,7 +90,7 @@ TASKS = {
         'resnet20-12fca82f.th',
         2,
         rows=tuple(WAYS),
-        etas={'mean_log': (0.003, 0.03, 0.3), 'log_sum': (0.003, 0.03, 0.3)},
+        etas={'mean_log': (0.003, 0.03, 0.1), 'log_sum': (0.003, 0.03, 0.1)},
         targets=(0.3, 0.6),
     ),
     'resnet32': _cifar(32, 'resnet32-d509ac18.th', 2),
