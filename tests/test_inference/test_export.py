@@ -191,7 +191,7 @@ def test_a_network_that_cannot_be_recorded_fails_the_check():
         export(model, as_pictures(bright, dark))
     model = build()
     model.conv1.register_forward_hook(lambda m, args, out: out / 0)
-    with pytest.raises(ValueError, match='cannot be checked: on picture 1 .* nan or infinite'):
+    with pytest.raises(ValueError, match=r'cannot be checked: on picture 1 .* nan or infinite'):
         export(model, as_pictures(pictures(1)))
 
 
