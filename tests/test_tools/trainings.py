@@ -1,6 +1,7 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
 """Starting tools/train.py in processes that can be killed, and comparing what they leave."""
 
+import contextlib
 import json
 import os
 import select
@@ -105,7 +106,8 @@ class Trainings:
         (child,) = self.start(work_dir, *more)
         begin = time.monotonic()
         if moment is not None and self.wait(moment, work_dir):
-            os.kill(child, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has ended since
+                os.kill(child, signal.SIGKILL)
         _, code = self.result()
         seconds = time.monotonic() - begin
         if code == -signal.SIGKILL:
