@@ -225,7 +225,7 @@ def _alignment(args: argparse.Namespace, out_dir: Path) -> list[Path]:
 def _networks(args: argparse.Namespace) -> dict[str, GateTable]:
     """The network of the command and those of ``--versus``."""
     pairs = [(args.config, args.checkpoint), *args.versus]
-    names = run_names(args.names, [Path(checkpoint) for _, checkpoint in pairs])
+    names = run_names(args.names, [Path(checkpoint).resolve() for _, checkpoint in pairs])
     return {
         name: _gates(args, _read(args, config), checkpoint)
         for name, (config, checkpoint) in zip(names, pairs, strict=True)
@@ -233,13 +233,15 @@ def _networks(args: argparse.Namespace) -> dict[str, GateTable]:
 
 
 def run_names(given: Optional[Sequence[str]], paths: Sequence[Path]) -> list[str]:
-    """Names of runs: as given, else of their folders, else of their files."""
+    """Names of runs: as given, else of their folders, of their files, of more of their paths."""
     if given is not None:
         if len(given) != len(paths) or len(set(given)) != len(given):
             many = f'{len(paths)} different names' if len(paths) > 1 else 'one name'
             raise UsageError(f'--names {" ".join(given)} must be {many}')
         return list(given)
-    for choice in ([p.parent.name for p in paths], [p.stem for p in paths]):
+    deepest = max(len(p.parent.parts) for p in paths)
+    longer = (['/'.join(p.parent.parts[-n:]) for p in paths] for n in range(2, deepest + 1))
+    for choice in ([p.parent.name for p in paths], [p.stem for p in paths], *longer):
         if len(set(choice)) == len(paths) and '' not in choice:
             return choice
     return [f'{number}: {path.stem}' for number, path in enumerate(paths, 1)]

@@ -145,6 +145,9 @@ def _runner(cfg: Config, checkpoint: str, work_dir: str) -> Runner:
     cfg.custom_hooks = []
     if cfg.get('visualizer'):  # not the services a training reports to
         cfg.visualizer.vis_backends = [dict(type='LocalVisBackend')]
+        # One of the config's own name would be shared with the next network, and with it this
+        # folder, which is gone then.
+        cfg.visualizer.name = cfg.experiment_name
     runner = launch.build_runner(cfg)
     gates = find_gates(unwrap(runner.model))
     if not gates:

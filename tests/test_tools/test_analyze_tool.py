@@ -3,6 +3,7 @@
 
 import itertools
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -150,6 +151,19 @@ def test_networks_beside_each_other(analyze, tmp_path):
     # The same weights under two names; coupled are the layers of the config that says so.
     assert [row['overlap'] for row in rows[:8]] == [row['overlap'] for row in rows[8:]]
     assert [row['coupled'] for row in rows] == ['False'] * 6 + ['True'] * 2 + ['False'] * 8
+
+
+def test_segmentors_beside_each_other(analyze, tmp_path, demo_checkpoint):
+    """Their configs name the visualizer, which must not be shared between two networks."""
+    name = CONFIGS['segmentation']
+    demo_checkpoint(name, tmp_path / 'other.pth')
+    config = tmp_path / 'named.py'
+    text = f"_base_ = '{Path(f'configs/demo/{name}.py').resolve()}'\n"
+    config.write_text(text + "visualizer = dict(name='visualizer')\n")
+    other = ['--versus', config, tmp_path / 'other.pth', '--names', 'a', 'b', '--no-cache']
+    code, _, err = analyze('segmentation', 'alignment', *other, config=config)
+    assert code == 0, err
+    assert {row['run'] for row in read_csv(tmp_path / 'analysis' / 'alignment.csv')} == {'a', 'b'}
 
 
 def test_frames_of_saved_epochs(analyze, tmp_path, demo_checkpoint):
