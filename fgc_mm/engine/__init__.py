@@ -3,6 +3,7 @@ from .batch_shaping_hook import BatchShapingHook, batch_shaping
 from .beta import beta_cdf, beta_pdf
 from .budget_control import BudgetController, BudgetState
 from .budget_hook import BudgetHook
+from .density_hook import DensityHook
 from .fgc_hook import FGCHook
 from .finite_hook import FiniteHook, NonFiniteError
 from .gate_loss_hook import GateLossHook, SetupError, records_of
@@ -18,6 +19,7 @@ __all__ = [
     'BudgetHook',
     'BudgetState',
     'CheckpointError',
+    'DensityHook',
     'FGCHook',
     'FiniteHook',
     'GateLossHook',

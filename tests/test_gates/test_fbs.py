@@ -71,3 +71,22 @@ def test_no_budget_can_move_it():
     for move in (FBSGate(8, 16).shift, FBSGate(8, 16).sharpen):
         with pytest.raises(ValueError, match='openness is not learned; use BinConcreteGate'):
             move(0.5)
+
+
+def test_weight_scale_leaves_a_network_nearly_unboosted():
+    torch.manual_seed(0)
+    whole = FBSGate(16, 32, density=1)
+    torch.manual_seed(0)
+    small = FBSGate(16, 32, density=1, weight_scale=0.01)
+    assert torch.allclose(small.fc.weight, 0.01 * whole.fc.weight)
+    assert torch.allclose(small(torch.rand(4, 16)), torch.ones(4, 32), atol=0.1)
+    with pytest.raises(ValueError, match='weight_scale=0 must be positive'):
+        FBSGate(4, 10, weight_scale=0)
+
+
+def test_another_density_in_training_alone():
+    gate = FBSGate(8, 16, density=0.25)
+    gate.training_density = 0.75
+    x = torch.rand(4, 8)
+    assert (gate.train()(x) > 0).sum(dim=1).tolist() != (gate.eval()(x) > 0).sum(dim=1).tolist()
+    assert (gate(x) > 0).sum(dim=1).max() <= 4
