@@ -4,7 +4,7 @@ model = dict(
     backbone=dict(
         type='GatedResNet',
         # Batch norm over the eight pooled vectors of a batch is noise.
-        gate=dict(type='BinConcreteGate', norm_cfg=dict(type='LN'))))
+        gate=dict(type='BinConcreteGate', norm_cfg=dict(type='LN'), bias_init=2.)))
 # Eight epochs are short: gates learn faster than the rest.
 optim_wrapper = dict(paramwise_cfg=dict(custom_keys={'gate': dict(lr_mult=2., decay_mult=0.)}))
 custom_hooks = [

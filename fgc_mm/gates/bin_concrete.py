@@ -78,7 +78,8 @@ class BinConcreteGate(Gate):
             ``dict(type='LN')`` or None. Defaults to ``dict(type='BN1d')``.
         temperature (float): Temperature of the relaxation. Defaults to 2/3.
         bias_init (float): Initial bias of ``fc2``; positive starts with a
-            nearly dense network. Defaults to 2.0.
+            nearly dense network (docs/results.md compares values).
+            Defaults to 3.0.
         threshold (float): Probability above which a channel is open in
             evaluation. Defaults to 0.5.
         norm_eval (bool): Whether batch norm uses its running statistics in
@@ -101,7 +102,7 @@ class BinConcreteGate(Gate):
         hidden: int = 16,
         norm_cfg: Optional[dict] = dict(type='BN1d'),
         temperature: float = 2 / 3,
-        bias_init: float = 2.0,
+        bias_init: float = 3.0,
         threshold: float = 0.5,
         norm_eval: bool = False,
         init_cfg: OptDict = None,

@@ -49,7 +49,7 @@ def assert_loaded(model, state):
         assert torch.equal(own[name], value), name
 
 
-def assert_gates_fresh(model, bias=2.0):
+def assert_gates_fresh(model, bias=3.0):
     for gate in find_gates(model).values():
         assert (gate.fc2.bias == bias).all()
         assert gate.fc1.weight.std() > 0 and gate.fc2.weight.std() > 0

@@ -62,7 +62,7 @@ def test_l0_closes_gates(make_runner, toy):
     probe = toy.probe()
     model = toy.task(task_weight=0.0)
     hooks = [dict(type='L0Hook', rho=500.0), probe]
-    make_runner(hooks, model=model, max_iters=15).train()
+    make_runner(hooks, model=model, max_iters=30).train()
     assert mean_prob(probe.probs[-1]) < mean_prob(probe.probs[0]) - 0.1
 
 
