@@ -28,7 +28,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from results_kept import SPEED, Kept
-from results_rows import PROJECT, TASKS, TOOLS, WAYS, Task, rows_of, runs_of, search_of, tradeoff_of
+from results_rows import (
+    PROJECT,
+    TASKS,
+    TOOLS,
+    WAYS,
+    Task,
+    Trial,
+    biases_of,
+    rows_of,
+    runs_of,
+    search_of,
+    tradeoff_of,
+    tried_of,
+)
 from results_table import figures, look, table, tradeoff_rows
 
 import fgc_mm  # noqa: F401  registers gates, backbones and hooks
@@ -36,8 +49,16 @@ from fgc_mm.analysis import Run, add_run_arguments, print_commands, style
 from fgc_mm.analysis.results import ACCURACIES, tradeoff_figure
 from fgc_mm.engine import launch
 
-PARTS = ('search', 'rows', 'tradeoff')
+TITLES = dict(
+    search='weights of the coupling',
+    bias='first bias of the gates',
+    rows='rows',
+    tradeoff='other costs',
+    tried='what else was tried',
+)
+PARTS = tuple(TITLES)
 MEASURED = 'measured'
+TIMED = ('static', 'packed static', 'masked', 'sparse', 'slim')
 Plan = dict[str, dict[str, list[Run]]]
 """Task -> part -> its runs."""
 
@@ -66,14 +87,19 @@ def parse_args() -> argparse.Namespace:
 
 def planned(name: str, args: argparse.Namespace, folder: Path) -> dict[str, list[Run]]:
     """Part -> its runs, of one task."""
-    task = TASKS[name]
-    points = dict(search=search_of(task), rows=rows_of(task, args.rows), tradeoff=tradeoff_of(task))
-    seeds = dict(search=args.search_seeds, rows=args.seeds, tradeoff=args.seeds)
-    chosen = {part: [p for p in points[part] if args.only in p[1].label] for part in args.parts}
-    return {
-        part: runs_of(own, seeds[part], folder, args.cfg_options, args.flags)
-        for part, own in chosen.items()
-    }
+    plan = {}
+    for part in args.parts:
+        trials = trials_of(TASKS[name], part, args.rows)
+        chosen = [trial for trial in trials if args.only in trial.point.label]
+        seeds = args.search_seeds if part in ('search', 'bias') else args.seeds
+        plan[part] = runs_of(chosen, seeds, folder, args.cfg_options, args.flags)
+    return plan
+
+
+def trials_of(task: Task, part: str, rows: Sequence[str] = tuple(WAYS)) -> list[Trial]:
+    """What is trained for a part of a task's tables."""
+    makers = dict(search=search_of, bias=biases_of, tradeoff=tradeoff_of, tried=tried_of)
+    return rows_of(task, rows) if part == 'rows' else makers[part](task)
 
 
 def make_start(task: Task, folder: Path) -> bool:
@@ -137,7 +163,8 @@ def measure_speed(name: str, runs: Sequence[Run], kept: Kept) -> None:
         trained = [str(run.config), str(run.checkpoint())]
         out = str(run.folder / SPEED)
         print(f'time of {run.label}, seed {run.seed}', flush=True)
-        subprocess.run([sys.executable, script, '--trained', *trained, '--out', out], check=True)
+        command = [sys.executable, script, '--kinds', *TIMED, '--trained', *trained, '--out', out]
+        subprocess.run(command, check=True)
         kept.keep_speed(name, run)
 
 
@@ -147,19 +174,15 @@ def outcomes(name: str, runs: Sequence[Run], kept: Kept) -> list[tuple[Run, dict
     return [(run, outcome) for run, outcome in known if outcome is not None]
 
 
-def write(plan: Plan, folder: Path, kept: Kept) -> str:
-    """Write tables, figures and the plot of what is kept; the tables."""
-    titles = dict(search='weights of the coupling', rows='rows', tradeoff='other costs')
-    text, everything = '', {}
+def write(plan: Plan, folder: Path, kept: Kept) -> None:
+    """Write tables, figures and the plot of what is kept, all seeds."""
+    everything = {}
     for name, parts in plan.items():
         task = TASKS[name]
         done = {part: outcomes(name, runs, kept) for part, runs in parts.items()}
         for part, own in done.items():
             if own:
-                known = [figures(outcome, task) for _, outcome in own]
-                reference = 'search, without FGC' if part == 'search' else WAYS['gated'].label
-                text += f'## {name}: {titles[part]}\n\n{table(known, task, reference)}\n'
-                everything[f'{name}/{part}'] = known
+                everything[f'{name}/{part}'] = [figures(outcome, task) for _, outcome in own]
         starts = {outcome['start'] for own in done.values() for _, outcome in own} - {None}
         if len(starts) > 1:
             print(f'{name}: runs have started from different weights, see start in {kept.folder}')
@@ -169,8 +192,22 @@ def write(plan: Plan, folder: Path, kept: Kept) -> str:
         if len(rows) > 2:
             style.save(tradeoff_figure(rows, metric, name), folder / f'tradeoff_{name}')
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / 'results.md').write_text(text, encoding='utf-8')
+    (folder / 'results.md').write_text(tables(plan, plan, kept), encoding='utf-8')
     (folder / 'results.json').write_text(json.dumps(everything, indent=1) + '\n')
+
+
+def tables(shown: Plan, plan: Plan, kept: Kept) -> str:
+    """Tables of some runs, compared with any that are kept."""
+    text = ''
+    for name, parts in shown.items():
+        task = TASKS[name]
+        every = [run for runs in plan[name].values() for run in runs]
+        measured = [figures(outcome, task) for _, outcome in outcomes(name, every, kept)]
+        for part, runs in parts.items():
+            known = [figures(outcome, task) for _, outcome in outcomes(name, runs, kept)]
+            if known:
+                versus = {trial.point.label: trial.versus for trial in trials_of(task, part)}
+                text += f'## {name}: {TITLES[part]}\n\n{table(known, task, versus, measured)}\n'
     return text
 
 
@@ -189,6 +226,8 @@ def make(args: argparse.Namespace) -> None:
     folder = PROJECT / (args.work_dir or 'work_dirs/results')
     own = folder / MEASURED if args.cfg_options else PROJECT / 'benchmarks' / MEASURED
     kept = Kept(PROJECT / args.keep if args.keep else own, folder, TASKS)
+    if args.report:
+        args.seeds = sorted({*args.seeds, *(s for name in args.tasks for s in kept.seeds(name))})
     plan = {name: planned(name, args, folder / name) for name in args.tasks}
     if args.dry_run:
         say_commands(plan, kept)
@@ -199,7 +238,15 @@ def make(args: argparse.Namespace) -> None:
             measure_speed(name, parts.get('rows', []), kept)
     elif not args.report:
         failed = execute(plan, kept, args.limit)
-    print(f'\n{write(plan, folder, kept)}\nwritten: results.md, results.json and plots in {folder}')
+    whole = argparse.Namespace(**vars(args))
+    whole.parts, whole.rows, whole.only = PARTS, list(WAYS), ''
+    everything = {}
+    for name in TASKS:
+        whole.seeds = sorted(kept.seeds(name))
+        everything[name] = planned(name, whole, folder / name)
+    write(everything, folder, kept)
+    print(f'\n{tables(plan, everything, kept)}')
+    print(f'of all that is kept: results.md, results.json and plots in {folder}')
     if failed:
         raise SystemExit(f'{failed} runs failed')
 

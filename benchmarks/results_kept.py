@@ -25,6 +25,7 @@ from fgc_mm.analysis.alignment import PANELS
 from fgc_mm.analysis.results import RATIO
 from fgc_mm.analysis.sweep import slug
 from fgc_mm.engine import launch
+from fgc_mm.engine.safe_loading import guarded_loading
 from fgc_mm.evaluation.report import dump
 
 ALIGNMENT, SPEED, BEGUN = 'alignment.json', 'speed.json', 'fingerprint.json'
@@ -54,6 +55,11 @@ class Kept:
     def path(self, task: str, run: Run) -> Path:
         """Where the outcome of a run is kept."""
         return self.folder / task / f'{slug(run.label)}_seed{run.seed}.json'
+
+    def seeds(self, task: str) -> set[int]:
+        """The seeds of all that is kept of a task."""
+        names = (path.stem for path in (self.folder / task).glob('*_seed*.json'))
+        return {int(n) for n in (name.rpartition('_seed')[2] for name in names) if n.isdigit()}
 
     def read(self, task: str, run: Run) -> Optional[dict[str, Any]]:
         """The outcome of a run; None if there is none, or it is one of another config.
@@ -202,16 +208,22 @@ def start_weights(run: Run, task: Task) -> Optional[str]:
     """The checksum of what a run has started from, None if that is not there any more.
 
     Public weights are the same everywhere; a dense network trained here is not,
-    and rows that start from different ones are no comparison.
+    and rows that start from different ones are no comparison. Of the latter the
+    weights alone count: two trainings of the same steps write different files.
     """
     public = task.start.endswith('.th')
     path = PROJECT / ('data/weights/' + task.start if public else _config(run.base).load_from)
     if not path.is_file():
         return None
-    with open(path, 'rb') as file:
-        digest = hashlib.sha256()
-        while block := file.read(1 << 20):
-            digest.update(block)
+    digest = hashlib.sha256()
+    if public:
+        digest.update(path.read_bytes())
+        return digest.hexdigest()[:16]
+    with guarded_loading():
+        weights = torch.load(path, map_location='cpu')['state_dict']
+    for name, values in sorted(weights.items()):
+        digest.update(name.encode())
+        digest.update(values.contiguous().numpy().tobytes())
     return digest.hexdigest()[:16]
 
 

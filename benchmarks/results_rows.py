@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from fgc_mm.analysis import Run
 from fgc_mm.analysis.sweep import Point, make_runs
@@ -17,6 +18,8 @@ TOOLS = PROJECT / 'tools'
 GATED, FGC = 'gated', 'fgc'
 WITHOUT, WITH = 'without FGC', 'with FGC'
 
+PLAIN = 'gated, without FGC'
+
 
 @dataclass(frozen=True)
 class Way:
@@ -27,23 +30,27 @@ class Way:
         stage (str): Which config of the task.
         fields (dict): What is set in its hooks. Defaults to nothing.
         series (str): Its curve in the trade-off plot. Defaults to none.
+        versus (str): Label of the row that is the same without FGC. Defaults to
+            none: it has no FGC.
     """
 
     label: str
     stage: str
     fields: Fields = field(default_factory=dict, hash=False)
     series: str = ''
+    versus: str = ''
 
 
 WAYS = {
     'dense': Way('dense', 'baseline'),
-    'gated': Way('gated, without FGC', GATED, series=WITHOUT),
-    'fgc': Way('FGC, mean_log', FGC, series=WITH),
-    'log_sum': Way('FGC, log_sum', FGC, {'FGCHook.form': 'log_sum'}),
+    'gated': Way(PLAIN, GATED, series=WITHOUT),
+    'fgc': Way('FGC, mean_log', FGC, series=WITH, versus=PLAIN),
+    'log_sum': Way('FGC, log_sum', FGC, {'FGCHook.form': 'log_sum'}, versus=PLAIN),
     'bas': Way('BAS', 'bas'),
+    'bas_fgc': Way('BAS and FGC, mean_log', 'bas_fgc', versus='BAS'),
     'fbs': Way('FBS', 'fbs'),
-    'label': Way('FGC, neighbours by label', FGC, {'FGCHook.source': 'label'}),
-    'gate': Way('FGC, neighbours by gate', FGC, {'FGCHook.source': 'gate'}),
+    'label': Way('FGC, neighbours by label', FGC, {'FGCHook.source': 'label'}, versus=PLAIN),
+    'gate': Way('FGC, neighbours by gate', FGC, {'FGCHook.source': 'gate'}, versus=PLAIN),
 }
 MAIN = ('dense', 'gated', 'fgc')
 
@@ -63,6 +70,10 @@ class Task:
         etas (dict): Form -> weights that are tried. Defaults to none.
         targets (tuple[float, ...]): Costs of the trade-off beside the config's
             own. Defaults to none.
+        biases (tuple[float, ...]): First biases of the gates that are tried
+            beside the config's own. Defaults to none.
+        tried (dict): Name -> other settings of the coupling. Defaults to none.
+        longer (tuple[int, ...]): Epochs of longer trainings. Defaults to none.
     """
 
     config: str
@@ -73,6 +84,9 @@ class Task:
     rows: tuple[str, ...] = MAIN
     etas: dict[str, tuple[float, ...]] = field(default_factory=dict, hash=False)
     targets: tuple[float, ...] = ()
+    biases: tuple[float, ...] = ()
+    tried: dict[str, dict] = field(default_factory=dict, hash=False)
+    longer: tuple[int, ...] = ()
 
     def path(self, stage: str) -> Path:
         """The config of a stage."""
@@ -92,6 +106,16 @@ TASKS = {
         rows=tuple(WAYS),
         etas={'mean_log': (0.003, 0.03, 0.1), 'log_sum': (0.003, 0.03, 0.1)},
         targets=(0.3, 0.6),
+        biases=(1.0, 2.0, 5.0),
+        tried={
+            # A number alone would keep the config's ramp.
+            'from the first step on': {'FGCHook.eta': dict(start=0, end=0, value=0.03)},
+            # As many of 10,000 pictures as 200 are of CIFAR-10's 50,000.
+            'k=40': {'FGCHook.k': 40},
+            # The losses of gates are added up: nine of them are to weigh as much as two.
+            'all blocks': {'FGCHook.layers': 'all', 'FGCHook.eta': 0.03 * 2 / 9},
+        },
+        longer=(18,),
     ),
     'resnet32': _cifar(32, 'resnet32-d509ac18.th', 2),
     'resnet56': _cifar(56, 'resnet56-4bfd9763.th', 4),
@@ -100,6 +124,8 @@ TASKS = {
         'pascal_voc/mAP',
         'last_stage',
         'faster_rcnn_r50_baseline_voc',
+        # The paper's weight for detectors is far below that for classifiers.
+        tried={'eta=0.003': {'FGCHook.eta': 0.003}},
     ),
     'segmentation': Task(
         'pspnet_r50_{}_tuned_camvid', 'mIoU', 'last_stage', 'pspnet_r50_baseline_camvid', 3
@@ -108,28 +134,86 @@ TASKS = {
 """Of 20 pictures ten are no neighbourhood, so the segmentor's overlap is that of three."""
 
 
-def rows_of(task: Task, names: Sequence[str]) -> list[tuple[Path, Point]]:
-    """Config and settings of the table's rows."""
+class Trial(NamedTuple):
+    """What is trained: a config, settings of its hooks, and further ``--cfg-options``.
+
+    ``versus`` is the label of the same without FGC; '' if it has none.
+    """
+
+    config: Path
+    point: Point
+    options: tuple[str, ...] = ()
+    versus: str = ''
+
+
+def rows_of(task: Task, names: Sequence[str]) -> list[Trial]:
+    """The table's rows."""
     ways = [WAYS[name] for name in task.rows if name in names]
-    return [(task.path(way.stage), Point(way.label, way.fields, way.series)) for way in ways]
+    return [
+        Trial(task.path(w.stage), Point(w.label, w.fields, w.series), versus=w.versus) for w in ways
+    ]
 
 
-def search_of(task: Task) -> list[tuple[Path, Point]]:
-    """Config and settings of the trials of eta, and of what they are compared with."""
+def search_of(task: Task) -> list[Trial]:
+    """Trials of eta, and what they are compared with."""
     if not task.etas:
         return []
-    points = [(task.path(GATED), Point('search, without FGC', {}))]
+    without = Point('search, without FGC', {})
+    trials = [Trial(task.path(GATED), without)]
     for form, etas in task.etas.items():
         for eta in etas:
             fields = {'FGCHook.form': form, 'FGCHook.eta': eta}
-            points.append((task.path(FGC), Point(f'search, {form} eta={eta}', fields)))
-    return points
+            point = Point(f'search, {form} eta={eta}', fields)
+            trials.append(Trial(task.path(FGC), point, versus=without.label))
+    return trials
 
 
-def tradeoff_of(task: Task) -> list[tuple[Path, Point]]:
-    """Config and settings of the main rows at other costs."""
+def biases_of(task: Task) -> list[Trial]:
+    """Trials of the gates' first bias."""
     return [
-        (task.path(way.stage), Point(f'{way.label}, target={target}', fields, way.series))
+        Trial(
+            task.path(GATED),
+            Point(f'without FGC, bias_init={bias}', {}),
+            (f'model.backbone.gate.bias_init={bias}',),
+        )
+        for bias in task.biases
+    ]
+
+
+def tried_of(task: Task) -> list[Trial]:
+    """What else could make a difference to coupling: one setting changed in each."""
+    if not task.tried:
+        return []
+    trials = [
+        Trial(task.path(FGC), Point(f'FGC, {name}', fields), versus=PLAIN)
+        for name, fields in task.tried.items()
+    ]
+    for epochs in task.longer:
+        options = (f'train_cfg.max_epochs={epochs}', f'param_scheduler.T_max={epochs}')
+        eta = {'FGCHook.eta': dict(start=epochs / 3, end=epochs / 2, value=0.03)}
+        zeta = dict(start=0, end=2 * epochs / 3, begin=0.02, value=0)
+        shaped = {'BatchShapingHook.zeta': zeta}
+        for stages, name, fields in (((GATED, FGC), '', {}), (('bas', 'bas_fgc'), 'BAS, ', shaped)):
+            without = Point(f'{epochs} epochs, {name}without FGC', fields)
+            with_it = Point(f'{epochs} epochs, {name}with FGC', {**fields, **eta})
+            paths = [task.path(stage) for stage in stages]
+            trials.append(Trial(paths[0], without, options))
+            trials.append(Trial(paths[1], with_it, options, without.label))
+        # The weight and form of the authors' code, after the batch shaping it starts with.
+        theirs = {'FGCHook.eta': {**eta['FGCHook.eta'], 'value': 0.003}, 'FGCHook.form': 'log_sum'}
+        point = Point(f'{epochs} epochs, BAS, log_sum eta=0.003', {**shaped, **theirs})
+        trials.append(Trial(paths[1], point, options, without.label))
+    return trials
+
+
+def tradeoff_of(task: Task) -> list[Trial]:
+    """The main rows at other costs."""
+    return [
+        Trial(
+            task.path(way.stage),
+            Point(f'{way.label}, target={target}', fields, way.series),
+            versus=f'{way.versus}, target={target}' if way.versus else '',
+        )
         for target in task.targets
         for way in (WAYS[GATED], WAYS[FGC])
         for fields in [{**way.fields, 'BudgetHook.target': target}]
@@ -137,16 +221,16 @@ def tradeoff_of(task: Task) -> list[tuple[Path, Point]]:
 
 
 def runs_of(
-    points: Sequence[tuple[Path, Point]],
+    trials: Sequence[Trial],
     seeds: Sequence[int],
     folder: Path,
     options: Sequence[str] = (),
     flags: Sequence[str] = (),
 ) -> list[Run]:
-    """The runs of points, seed by seed, so that a stopped series says something of each."""
+    """The runs of trials, seed by seed, so that a stopped series says something of each."""
     runs = [
         run
-        for config, point in points
-        for run in make_runs(config, [point], seeds, folder, options, TOOLS, flags)
+        for config, point, own, _ in trials
+        for run in make_runs(config, [point], seeds, folder, [*own, *options], TOOLS, flags)
     ]
     return sorted(runs, key=lambda run: seeds.index(run.seed))

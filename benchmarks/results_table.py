@@ -50,7 +50,7 @@ def figures(outcome: Mapping[str, Any], task: Task) -> dict[str, Any]:
         metric=float(metrics[task.metric]),
         ratio=float(metrics[RATIO]),
         openness=metrics.get('gates/openness'),
-        dynamic=metrics.get('gates/dynamic'),
+        dynamic=100 * metrics['gates/dynamic'] if gates and 'gates/dynamic' in metrics else None,
         layers=gates,
     )
     for name in PANELS:
@@ -58,6 +58,7 @@ def figures(outcome: Mapping[str, Any], task: Task) -> dict[str, Any]:
     kinds = {row['kind']: row for row in (outcome['speed'] or {}).get('rows', [])}
     known['time'] = kinds['sparse']['time_ratio'] if kinds else None
     known['static_time'] = kinds['static']['time_ratio'] if kinds else None
+    known['slim_time'] = kinds['slim']['time_ratio'] if 'slim' in kinds else None
     return known
 
 
@@ -76,26 +77,43 @@ def differences(own: Sequence[dict], others: Sequence[dict]) -> list[float]:
     return [run['metric'] - theirs[run['seed']] for run in own if run['seed'] in theirs]
 
 
-def table(done: Sequence[dict], task: Task, reference: str = WAYS['gated'].label) -> str:
-    """The table of a task in markdown: a line for each row that has finished runs."""
+def table(
+    done: Sequence[dict],
+    task: Task,
+    versus: Optional[Mapping[str, str]] = None,
+    measured: Optional[Sequence[dict]] = None,
+) -> str:
+    """A table of a task in markdown: a line for each row that has finished runs.
+
+    Args:
+        done (Sequence[dict]): The :func:`figures` of its runs.
+        task (Task): The task.
+        versus (Mapping[str, str], optional): Row -> the row that is the same
+            without FGC. Defaults to None: those of :data:`WAYS`.
+        measured (Sequence[dict], optional): Where that row's runs are. Defaults to
+            None: among ``done``.
+    """
     k, digits = task.neighbours, 3 if task.metric.endswith('mAP') else 2
+    if versus is None:
+        versus = {way.label: way.versus for way in WAYS.values()}
     head = [
         'row',
         'seeds',
         task.metric,
-        'less that without FGC, same seeds',
+        'with FGC less without, same seeds',
         'MACs saved, %',
+        'dynamic channels, %',
         f'overlap@{k}',
         'NMI features, gates',
         'NMI gates, classes',
     ]
     timed = any(run['time'] is not None for run in done)
-    head += ['time, sparse / dense'] if timed else []
+    head += ['time, sparse / dense', 'slimmed and sparse / dense'] if timed else []
     lines = ['| ' + ' | '.join(head) + ' |', '| --- ' * len(head) + '|']
-    others = [run for run in done if run['label'] == reference]
     for label in dict.fromkeys(run['label'] for run in done):
         own = [run for run in done if run['label'] == label]
-        gained = [] if label == reference else differences(own, others)
+        others = [run for run in measured or done if run['label'] == versus.get(label, '')]
+        gained = differences(own, others)
 
         def cell(name: str, places: int, own: list[dict] = own) -> str:
             return mean_and_spread([run[name] for run in own], places)
@@ -106,11 +124,12 @@ def table(done: Sequence[dict], task: Task, reference: str = WAYS['gated'].label
             cell('metric', digits),
             mean_and_spread(gained, digits),
             cell('ratio', 1),
+            cell('dynamic', 1),
             cell('overlap', 3),
             cell('nmi_feature_gate', 3),
             cell('nmi_gate_label', 3),
         ]
-        cells += [cell('time', 2)] if timed else []
+        cells += [cell('time', 2), cell('slim_time', 2)] if timed else []
         lines.append('| ' + ' | '.join(cells) + ' |')
     return '\n'.join(lines) + '\n'
 

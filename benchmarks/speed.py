@@ -26,7 +26,8 @@ MACs); the MACs are those of open channels and of the gates themselves.
 
 --trained takes the backbone of a trained model with the gates as they decide on its test
 pictures; the static network there has the mean number of open channels of each
-gate.
+gate. With it there is a seventh one on demand, slim: without the channels that no picture of
+its test set opens, as tools/slim.py makes it, and sparse in what is left.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ from fgc_mm.inference import keep_memory
 
 LAYOUTS = dict(channels_last=torch.channels_last, contiguous=torch.contiguous_format)
 DISTURBED = 0.03
-KINDS = ('dense', 'static', 'packed', 'packed static', 'masked', 'sparse')
+KINDS = ('dense', 'static', 'packed', 'packed static', 'masked', 'sparse', 'slim')
 
 
 @dataclass
@@ -103,7 +104,11 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--trained', nargs=2, metavar=('CONFIG', 'CHECKPOINT'))
     parser.add_argument('--pictures', type=int, default=8, help='test pictures with --trained')
     parser.add_argument(
-        '--kinds', nargs='+', choices=KINDS, default=list(KINDS), help='networks to time'
+        '--kinds',
+        nargs='+',
+        choices=KINDS,
+        default=list(KINDS[:-1]),
+        help='networks to time; slim with --trained only',
     )
     parser.add_argument('--repeats', type=int, default=9, help='timed repetitions')
     parser.add_argument('--warmup', type=int, default=2, help='repetitions not timed')
@@ -179,7 +184,8 @@ class Others:
 def measure(networks: Networks, args: argparse.Namespace) -> dict[str, list[float]]:
     """Seconds of each kind, repetition by repetition."""
     clock = time.process_time if args.cpu_time else time.perf_counter
-    chosen = [kind for kind in KINDS if kind == 'dense' or kind in args.kinds]
+    wanted = [kind for kind in KINDS if kind == 'dense' or kind in args.kinds]
+    chosen = [kind for kind in wanted if kind in networks.calls]
     times: dict[str, list[float]] = {kind: [] for kind in chosen}
     orders = random.Random(0)
     others, warmup, again = Others(), args.warmup, args.again

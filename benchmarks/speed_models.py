@@ -7,7 +7,7 @@ import argparse
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Optional
 
 import torch
 import torch.nn as nn
@@ -19,7 +19,7 @@ from mmengine.utils import import_modules_from_strings
 from fgc_mm.backbones import GatedBackbone
 from fgc_mm.engine import launch
 from fgc_mm.gates import find_gates
-from fgc_mm.inference import GateUsage, enable_sparse
+from fgc_mm.inference import GateUsage, enable_sparse, slim
 from fgc_mm.inference.slim_files import load_fitting
 from fgc_mm.inference.sparse import ChannelsLastForward, prepare
 
@@ -116,15 +116,21 @@ def backbone_of(model: nn.Module) -> nn.Module:
 
 
 def kinds(
-    gated: nn.Module, build: Callable[[dict], nn.Module], widths: dict, args: argparse.Namespace
+    gated: nn.Module,
+    build: Callable[[dict], nn.Module],
+    widths: dict,
+    args: argparse.Namespace,
+    slimmed: Optional[nn.Module] = None,
 ) -> dict[str, nn.Module]:
-    """The six kinds, from the gated network.
+    """The kinds, from the gated network.
 
     Args:
         gated (nn.Module): The network with gates.
         build (Callable): Builds the same with other options of the backbone.
         widths (dict): Channels of the static network.
         args (argparse.Namespace): Arguments of the benchmark.
+        slimmed (nn.Module, optional): The network without what no picture opens.
+            Defaults to None.
     """
     kind_of = {
         'dense': build(dict(gate=None)),
@@ -134,6 +140,8 @@ def kinds(
         'masked': gated,
         'sparse': copy.deepcopy(gated),
     }
+    if slimmed is not None:
+        kind_of['slim'] = slimmed
     packed = ('packed', 'packed static')
     for kind in ('dense', 'packed'):
         kind_of[kind].load_state_dict(gated.state_dict(), strict=False)
@@ -151,7 +159,8 @@ def kinds(
             model.half()
     # As tools/test.py --sparse runs it; the others do not ask for changed weights either.
     sparse = dict(channels_last=last, constant=True)
-    enable_sparse(kind_of['sparse'], granularity=args.granularity, **sparse)
+    for kind in kind_of.keys() & {'sparse', 'slim'}:
+        enable_sparse(kind_of[kind], granularity=args.granularity, **sparse)
     for kind in packed:
         prepare(kind_of[kind], **sparse)
     return kind_of
@@ -254,13 +263,19 @@ def trained_networks(config: str, checkpoint: str, args: argparse.Namespace) -> 
     inputs: list[tuple[tuple, dict]] = []
     usage = GateUsage(gated)
     usage.attach()
+    some: dict[str, Any] = {}
     with torch.no_grad():
-        for _, batch in zip(range(args.pictures), loader, strict=False):
+        for number, batch in enumerate(loader):
             data = gated.data_preprocessor(batch, False)
-            inputs.append(((data['inputs'],), {}))
+            if number < args.pictures:
+                inputs.append(((data['inputs'],), {}))
             gated.backbone(data['inputs'])
+            if number == args.pictures - 1:
+                some = usage.shares()
+                if 'slim' not in args.kinds:
+                    break
     usage.detach()
-    shares = {name: float(share.mean()) for name, share in usage.shares().items()}
+    shares = {name: float(share.mean()) for name, share in (some or usage.shares()).items()}
     gates = find_gates(gated)
     total = sum(gate.channels for gate in gates.values())
     mean = sum(shares[name] * gate.channels for name, gate in gates.items()) / total
@@ -271,9 +286,25 @@ def trained_networks(config: str, checkpoint: str, args: argparse.Namespace) -> 
         return runner.build_model(own)
 
     widths = static_widths(gated.backbone, lambda name: shares[f'backbone.{name}'])
-    models = {kind: backbone_of(model) for kind, model in kinds(gated, build, widths, args).items()}
+    slimmed = _slimmed(gated, build, usage) if 'slim' in args.kinds else None
+    every = kinds(gated, build, widths, args, slimmed)
+    models = {kind: backbone_of(model) for kind, model in every.items()}
     height, breadth = inputs[0][0][0].shape[-2:]
     yield Networks(_short(config), f'{height}x{breadth}', 1, mean, models, inputs)
+
+
+def _slimmed(
+    gated: nn.Module, build: Callable[[dict], nn.Module], usage: GateUsage
+) -> Optional[nn.Module]:
+    """The network without what no picture opens; None for gates that cannot be slimmed."""
+    try:
+        result = slim(gated, usage.shares())
+    except ValueError as error:
+        print(f'# not slimmed: {error}')
+        return None
+    model = build(result.backbones['backbone'])
+    model.load_state_dict(result.state_dict)
+    return model
 
 
 def _short(config: str) -> str:

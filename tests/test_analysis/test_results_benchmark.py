@@ -39,6 +39,7 @@ def make_run(tmp_path):
         folder.mkdir(parents=True)
         run = Run(tmp_path / 'base.py', folder, tmp_path / label / 'config.py', tmp_path, seed)
         metrics = {'error/top1': error, 'accuracy/top1': 100 - error, 'macs/pruning_ratio': ratio}
+        metrics.update({'gates/dynamic': 0.3} if overlap is not None else {})
         run.figures.write_text(json.dumps(dict(metrics=metrics)))
         gate = dict(nmi_feature_gate=0.5, nmi_feature_label=0.6, nmi_gate_label=0.4)
         gates = 0 if overlap is None else 2
@@ -46,6 +47,7 @@ def make_run(tmp_path):
         (folder / 'alignment.json').write_text(json.dumps(own))
         if time is not None:
             rows = [dict(kind=kind, time_ratio=time) for kind in ('static', 'sparse')]
+            rows.append(dict(kind='slim', time_ratio=time - 0.1))
             (folder / 'speed.json').write_text(json.dumps(dict(rows=rows)))
         return Run(run.base, folder, run.config, tmp_path, seed, label=label, series=series)
 
@@ -70,19 +72,32 @@ def test_every_row_has_its_config(modules, tmp_path):
     rows = modules.results_rows
     labels = set()
     for name, task in rows.TASKS.items():
-        points = [
-            *rows.rows_of(task, list(rows.WAYS)),
-            *rows.search_of(task),
-            *rows.tradeoff_of(task),
-        ]
+        trials_of = modules.results.trials_of
+        points = [trial for part in modules.results.PARTS for trial in trials_of(task, part)]
         runs = rows.runs_of(points, [1, 2], tmp_path / name)
         assert len({run.folder for run in runs}) == len(runs) == 2 * len(points)
         assert [run.seed for run in runs] == [1] * len(points) + [2] * len(points)
         labels |= {run.label for run in runs}
         start = Config.fromfile(task.path('baseline')).load_from
-        for config, _ in points:
-            assert Config.fromfile(config).load_from == start
+        for trial in points:
+            assert Config.fromfile(trial.config).load_from == start
+            assert trial.versus in {'', *(run.label for run in runs)}
     assert {way.label for way in rows.WAYS.values()} <= labels
+
+
+def test_trials_differ(modules, tmp_path):
+    """A setting that is taken for the config's own would be trained as another row, twice."""
+    rows, results = modules.results_rows, modules.results
+    task = rows.TASKS['resnet20']
+    same = {'search, without FGC': 'gated, without FGC'}  # with other seeds
+    for form in ('mean_log', 'log_sum'):
+        same[f'search, {form} eta=0.03'] = f'FGC, {form}'
+    trained = {}
+    for part in results.PARTS:
+        for run in rows.runs_of(results.trials_of(task, part), [1], tmp_path):
+            label = same.get(run.label, run.label)
+            trained.setdefault(modules.results_kept.fingerprint(run), set()).add(label)
+    assert [labels for labels in trained.values() if len(labels) > 1] == []
 
 
 def test_rows_of_one_task_cost_the_same(modules):
@@ -110,14 +125,26 @@ def test_table_has_what_is_done(modules, make_run, outcome_of):
         make_run('FGC', 3, 10.0, 55.0, 0.3),
     ]
     done = [tables.figures(outcome_of(run), task) for run in runs]
-    lines = [line.strip('| ').split(' | ') for line in tables.table(done, task).splitlines()]
+    text = tables.table(done, task, {'FGC': gated})
+    lines = [line.strip('| ').split(' | ') for line in text.splitlines()]
     by_row = {line[0]: line[1:] for line in lines[2:]}
     assert list(by_row) == ['dense', gated, 'FGC']
     assert by_row['dense'][:2] == ['1', '8.00']
-    assert by_row['dense'][2] == '-2.00'  # less the other's of the same seed
-    assert by_row[gated][:5] == ['1, 2', '10.50 ± 0.71', '', '54.5 ± 0.7', '0.150 ± 0.000']
+    assert by_row['dense'][2] == ''
+    assert by_row[gated][5] == '0.150 ± 0.000'
+    assert by_row[gated][:5] == ['1, 2', '10.50 ± 0.71', '', '54.5 ± 0.7', '30.0 ± 0.0']
     assert by_row['FGC'][2] == '-0.50'  # seed 2 alone has both
-    assert by_row['FGC'][-1] == '0.80'
+    assert by_row['FGC'][-2:] == ['0.80', '0.70']
+    # What it is compared with may be in another table.
+    text = tables.table(done[3:], task, {'FGC': gated}, done)
+    assert text.splitlines()[-1].split(' | ')[3] == '-0.50'
+
+
+def test_all_seeds_that_are_kept(modules, make_run, outcome_of, tmp_path):
+    for seed in (1, 12):
+        outcome_of(make_run('FGC', seed, 10.0, 55.0, 0.3))
+    kept = modules.results_kept.Kept(tmp_path / 'kept', tmp_path)
+    assert kept.seeds('resnet20') == {1, 12} and kept.seeds('resnet32') == set()
 
 
 def test_plot_joins_costs(modules, make_run, outcome_of):
