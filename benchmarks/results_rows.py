@@ -124,11 +124,17 @@ TASKS = {
         'pascal_voc/mAP',
         'last_stage',
         'faster_rcnn_r50_baseline_voc',
+        etas={'mean_log': (0.0003, 0.003, 0.03)},
         # The paper's weight for detectors is far below that for classifiers.
         tried={'eta=0.003': {'FGCHook.eta': 0.003}},
     ),
     'segmentation': Task(
-        'pspnet_r50_{}_tuned_camvid', 'mIoU', 'last_stage', 'pspnet_r50_baseline_camvid', 3
+        'pspnet_r50_{}_tuned_camvid',
+        'mIoU',
+        'last_stage',
+        'pspnet_r50_baseline_camvid',
+        3,
+        etas={'mean_log': (0.003, 0.03, 0.3)},
     ),
 }
 """Of 20 pictures ten are no neighbourhood, so the segmentor's overlap is that of three."""
