@@ -27,7 +27,6 @@ import json
 import os
 import statistics
 import tempfile
-import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
@@ -40,7 +39,7 @@ from mmengine.runner import Runner
 import fgc_mm  # noqa: F401  registers gates, backbones and hooks
 from fgc_mm.analysis.commands import run_names
 from fgc_mm.analysis.gate_table import GateTable
-from fgc_mm.analysis.gather import gather
+from fgc_mm.analysis.gather import gather, set_aside
 from fgc_mm.analysis.results import RATIO, task_metric
 from fgc_mm.engine import launch, unwrap
 from fgc_mm.evaluation.report import add_derived, add_macs_hook
@@ -141,17 +140,13 @@ def measure(config: str, checkpoint: str, layers: list, seeds: Sequence[int]) ->
         chosen = {'coupled blocks': table.choose(layers), 'all blocks': table.layers}
     except ValueError as error:
         raise launch.UsageError(f'--{error}') from None  # which names the argument
-    cfg.load_from, cfg.resume, cfg.log_level = checkpoint, False, 'ERROR'
-    cfg.experiment_name = f'decisions-{uuid.uuid4()}'
-    if cfg.get('visualizer'):  # one for each network, which reports to no service
-        cfg.visualizer.update(name=cfg.experiment_name, vis_backends=[dict(type='LocalVisBackend')])
     cfg.test_dataloader.sampler = dict(type='DefaultSampler', shuffle=False)  # as gathered
     launch.prepare_data(cfg, ('test',))
     launch.fill_dataloader_defaults(cfg)
     add_macs_hook(cfg)
     rows: list[dict] = []
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        cfg.work_dir = folder
+        set_aside(cfg, checkpoint, folder)
         runner = launch.build_runner(cfg)
         if not all(gate.hard for gate in find_gates(unwrap(runner.model)).values()):
             raise launch.UsageError(

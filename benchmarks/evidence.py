@@ -30,6 +30,7 @@ from mmengine.runner import Runner
 
 import fgc_mm  # noqa: F401  registers gates, backbones and hooks
 from fgc_mm.analysis import GateCollectorHook, Run, openness, set_fields
+from fgc_mm.analysis.gather import set_aside
 from fgc_mm.coupling import neighbour_overlap
 from fgc_mm.engine import launch, unwrap
 from fgc_mm.gates import select_blocks, set_threshold
@@ -100,9 +101,7 @@ class Network:
 
     def __init__(self, cfg: Config, checkpoint: Path) -> None:
         cfg = cfg.copy()
-        cfg.load_from, cfg.resume, cfg.log_level = str(checkpoint), False, 'ERROR'
-        cfg.work_dir = tempfile.mkdtemp()
-        cfg.experiment_name = f'evidence-{checkpoint.parent.name}-{id(self)}'
+        set_aside(cfg, str(checkpoint), tempfile.mkdtemp())
         cfg.custom_hooks = [dict(type='GatedMACsHook')]
         launch.fill_dataloader_defaults(cfg)
         self.runner = Runner.from_cfg(cfg)

@@ -198,6 +198,8 @@ def tried_of(task: Task) -> list[Trial]:
         options = (f'train_cfg.max_epochs={epochs}', f'param_scheduler.T_max={epochs}')
         eta = {'FGCHook.eta': dict(start=epochs / 3, end=epochs / 2, value=0.03)}
         zeta = dict(start=0, end=2 * epochs / 3, begin=0.02, value=0)
+        dense = Point(f'{epochs} epochs, dense', {})
+        trials.append(Trial(task.path('baseline'), dense, options))
         shaped = {'BatchShapingHook.zeta': zeta}
         for stages, name, fields in (((GATED, FGC), '', {}), (('bas', 'bas_fgc'), 'BAS, ', shaped)):
             without = Point(f'{epochs} epochs, {name}without FGC', fields)

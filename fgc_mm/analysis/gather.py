@@ -139,15 +139,27 @@ def _key(cfg: Config, checkpoint: str, split: str, max_images: Optional[int]) ->
     return digest.hexdigest()[:16]
 
 
-def _runner(cfg: Config, checkpoint: str, work_dir: str) -> Runner:
+def set_aside(cfg: Config, checkpoint: str, work_dir: str) -> None:
+    """Set a config to test a checkpoint: quiet, in a folder of its own, for nobody else to see.
+
+    Of several in one process each has its own name, and so its own visualizer: one of the
+    config's name would be shared with the next, and with it a folder that may be gone then.
+
+    Args:
+        cfg (Config): Is changed.
+        checkpoint (str): The weights.
+        work_dir (str): Where logs go.
+    """
     cfg.work_dir, cfg.load_from, cfg.resume = work_dir, checkpoint, False
-    cfg.log_level, cfg.experiment_name = 'ERROR', f'analysis-{uuid.uuid4()}'
-    cfg.custom_hooks = []
+    cfg.log_level, cfg.experiment_name = 'ERROR', f'aside-{uuid.uuid4()}'
     if cfg.get('visualizer'):  # not the services a training reports to
         cfg.visualizer.vis_backends = [dict(type='LocalVisBackend')]
-        # One of the config's own name would be shared with the next network, and with it this
-        # folder, which is gone then.
         cfg.visualizer.name = cfg.experiment_name
+
+
+def _runner(cfg: Config, checkpoint: str, work_dir: str) -> Runner:
+    set_aside(cfg, checkpoint, work_dir)
+    cfg.custom_hooks = []
     runner = launch.build_runner(cfg)
     gates = find_gates(unwrap(runner.model))
     if not gates:
