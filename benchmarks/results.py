@@ -7,7 +7,7 @@ and MACs. What is done is not done again, so the same command goes on where it w
 What came out of each run is kept as one small file in benchmarks/measured, for all machines:
 tables are made from these alone, and a run counts as done while its config is the same.
 
-    python benchmarks/results.py                                  # everything but the times
+    python benchmarks/results.py --jobs 2                          # everything but the times
     python benchmarks/results.py --tasks resnet20 --parts rows --rows gated fgc --seeds 1
     python benchmarks/results.py --tasks resnet20 --parts search   # weights of the coupling
     python benchmarks/results.py --speed                           # times, on an idle machine
@@ -25,8 +25,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
+import torch
 from results_kept import SPEED, Kept
 from results_rows import (
     PROJECT,
@@ -74,6 +76,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--search-seeds', type=int, nargs='+', default=[0])
     parser.add_argument('--only', default='', help='runs whose label contains it')
     parser.add_argument('--limit', type=int, help='make that many runs at most')
+    parser.add_argument(
+        '--jobs', type=positive, default=1, help='trainings at a time, with a share of the cores'
+    )
     parser.add_argument('--speed', action='store_true', help='measure times of what is trained')
     parser.add_argument(
         '--keep',
@@ -83,6 +88,12 @@ def parse_args() -> argparse.Namespace:
     )
     add_run_arguments(parser, seeds=(1, 2, 3))
     return parser.parse_args()
+
+
+def positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f'{text!r} must be a whole number, 1 or more')
+    return int(text)
 
 
 def planned(name: str, args: argparse.Namespace, folder: Path) -> dict[str, list[Run]]:
@@ -117,36 +128,57 @@ def make_start(task: Task, folder: Path) -> bool:
     return run.execute()
 
 
-def execute(plan: Plan, kept: Kept, limit: int | None) -> int:
-    """Make what is missing and keep what is done; how many failed."""
+def execute(plan: Plan, kept: Kept, limit: int | None, jobs: int) -> int:
+    """Make what is missing, some at a time, and keep what is done; how many failed."""
     failed = made = 0
     for name, parts in plan.items():
-        for run in (run for runs in parts.values() for run in runs):
-            if kept.read(name, run) is not None:
-                continue
-            if not run.figures.is_file():
-                if limit is not None and made >= limit:
-                    continue
-                if not make_start(TASKS[name], kept.work_dir):
-                    raise SystemExit(f'{name}: what its rows start from could not be made')
-                print(f'{name}: {run.label}, seed {run.seed}', flush=True)
-                made += 1
-            if finish(run, kept):
-                look(run, TASKS[name])
-                kept.keep(name, run)
-            else:
-                failed += 1
+        missing = [r for runs in parts.values() for r in runs if kept.read(name, r) is None]
+        new = [run for run in missing if not run.figures.is_file()]
+        left_out = new[max(limit - made, 0) :] if limit is not None else []
+        made += len(new) - len(left_out)
+        if len(new) > len(left_out) and not make_start(TASKS[name], kept.work_dir):
+            raise SystemExit(f'{name}: what its rows start from could not be made')
+        runs = [run for run in missing if run not in left_out]
+        ready = [run for run in runs if prepare(run, kept)]
+        failed += len(runs) - len(ready)
+        with ThreadPoolExecutor(jobs) as pool:
+            waiting = {pool.submit(finish, name, run): run for run in ready}
+            try:
+                for number, future in enumerate(as_completed(waiting), 1):
+                    print(f'{name}: {number} of {len(ready)} finished', flush=True)
+                    if future.result():
+                        look(waiting[future], TASKS[name])
+                        kept.keep(name, waiting[future])
+                    else:
+                        failed += 1
+            except BaseException:  # such as Ctrl-C: no further ones are begun
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
     return failed
 
 
-def finish(run: Run, kept: Kept) -> bool:
-    """Train and test a run unless that is done; whether its figures are those of its config."""
+def prepare(run: Run, kept: Kept) -> bool:
+    """Write what a run is begun with; whether what is there already is of the same config."""
     try:
         run.prepare()
     except ValueError as error:
         print(error)
         return False
-    return kept.begin(run) and run.execute()
+    return kept.begin(run)
+
+
+def finish(name: str, run: Run) -> bool:
+    """Train and test a run unless that is done; whether its figures are there."""
+    if not run.figures.is_file():
+        print(f'{name}: {run.label}, seed {run.seed}', flush=True)
+    return run.execute()
+
+
+def share_threads(jobs: int) -> None:
+    """Give each of several trainings its share of the processors, and this program no more."""
+    threads = max((os.cpu_count() or 1) // jobs, 1)
+    os.environ.setdefault('OMP_NUM_THREADS', str(threads))
+    torch.set_num_threads(int(os.environ['OMP_NUM_THREADS']))
 
 
 def measure_speed(name: str, runs: Sequence[Run], kept: Kept) -> None:
@@ -237,7 +269,9 @@ def make(args: argparse.Namespace) -> None:
         for name, parts in plan.items():
             measure_speed(name, parts.get('rows', []), kept)
     elif not args.report:
-        failed = execute(plan, kept, args.limit)
+        if args.jobs > 1:
+            share_threads(args.jobs)
+        failed = execute(plan, kept, args.limit, args.jobs)
     whole = argparse.Namespace(**vars(args))
     whole.parts, whole.rows, whole.only = PARTS, list(WAYS), ''
     everything = {}

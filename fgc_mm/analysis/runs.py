@@ -80,13 +80,14 @@ class Run:
         """
         record = json.dumps(dict(options=list(self.options), seed=self.seed))
         for path, content in ((self.config, self._text()), (self.folder / 'run.json', record)):
-            if path.exists() and path.read_text() != content:
+            if not path.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(content)
+            elif path.read_text() != content:
                 raise ValueError(
                     f'{self.folder} holds a run with other settings (see {path}); choose another '
                     '--work-dir, or remove that folder to train it again'
                 )
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(content)
 
     def _text(self) -> str:
         text = f'_base_ = {str(self.base.resolve())!r}\n'

@@ -14,13 +14,18 @@ from gate_tables import make_table
 
 PROJECT = Path(__file__).parents[2]
 TRAIN = """
-import argparse, pathlib
+import argparse, os, pathlib, time
 parser = argparse.ArgumentParser()
 parser.add_argument('config')
 parser.add_argument('--work-dir', type=pathlib.Path)
 parser.add_argument('--cfg-options', nargs='+')
 parser.add_argument('--resume', action='store_true')
 args = parser.parse_args()
+(args.work_dir / 'begun').touch()
+end = time.monotonic() + 60
+while len([*args.work_dir.parents[1].glob('*/*/begun')]) < int(os.environ.get('TOGETHER', 1)):
+    assert time.monotonic() < end, 'nothing else is trained at the same time'
+    time.sleep(0.01)
 (args.work_dir / 'config.py').write_text('model = dict()')
 (args.work_dir / 'epoch_1.pth').touch()
 (args.work_dir / 'last_checkpoint').write_text('epoch_1.pth')
@@ -145,6 +150,28 @@ def test_what_lies_in_work_dirs_is_kept(results, tiny, capsys):
     assert results(*args, '--limit', 0) == 0
     assert len(list((tiny / 'kept/tiny').iterdir())) == 4 and len(trained(tiny)) == 6
     assert 'FGC_mean_log/seed1 does not say what it was begun with' in capsys.readouterr().out
+
+
+def test_several_at_a_time(results, tiny, monkeypatch, capsys):
+    monkeypatch.delenv('OMP_NUM_THREADS', raising=False)
+    monkeypatch.setenv('TOGETHER', '2')  # the first one waits for the second one
+    monkeypatch.setattr(os, 'cpu_count', lambda: 8)
+    threads = torch.get_num_threads()
+    try:
+        assert results(*options(tiny), '--jobs', 4) == 0
+        assert torch.get_num_threads() == int(os.environ['OMP_NUM_THREADS']) == 2
+    finally:
+        torch.set_num_threads(threads)
+        os.environ.pop('OMP_NUM_THREADS')  # which was not set by monkeypatch
+    several, names = written(tiny / 'work'), trained(tiny)
+    assert len(names) == len(set(names)) == 10
+    assert 'tiny: 10 of 10 finished' in capsys.readouterr().out
+    shutil.rmtree(tiny / 'work')
+    shutil.rmtree(tiny / 'kept')
+    monkeypatch.delenv('TOGETHER')
+    assert results(*options(tiny)) == 0
+    assert written(tiny / 'work') == several
+    assert results('--jobs', 0) == 2
 
 
 def test_another_config_is_noticed(results, tiny, capsys):
