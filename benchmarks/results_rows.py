@@ -55,6 +55,17 @@ WAYS = {
 MAIN = ('dense', 'gated', 'fgc')
 
 
+class Longer(NamedTuple):
+    """A longer training: how many epochs, the settings that makes, and from when on it is coupled.
+
+    ``coupled`` is when eta begins to rise and when it is reached, in shares of the training.
+    """
+
+    epochs: int
+    options: tuple[str, ...]
+    coupled: tuple[float, float]
+
+
 @dataclass(frozen=True)
 class Task:
     """A protocol.
@@ -72,8 +83,9 @@ class Task:
             own. Defaults to none.
         biases (tuple[float, ...]): First biases of the gates that are tried
             beside the config's own. Defaults to none.
+        eta (float): The weight of its coupling. Defaults to 0.03.
         tried (dict): Name -> other settings of the coupling. Defaults to none.
-        longer (tuple[int, ...]): Epochs of longer trainings. Defaults to none.
+        longer (tuple[Longer, ...]): Longer trainings. Defaults to none.
     """
 
     config: str
@@ -85,8 +97,9 @@ class Task:
     etas: dict[str, tuple[float, ...]] = field(default_factory=dict, hash=False)
     targets: tuple[float, ...] = ()
     biases: tuple[float, ...] = ()
+    eta: float = 0.03
     tried: dict[str, dict] = field(default_factory=dict, hash=False)
-    longer: tuple[int, ...] = ()
+    longer: tuple[Longer, ...] = ()
 
     def path(self, stage: str) -> Path:
         """The config of a stage."""
@@ -115,7 +128,13 @@ TASKS = {
             # The losses of gates are added up: nine of them are to weigh as much as two.
             'all blocks': {'FGCHook.layers': 'all', 'FGCHook.eta': 0.03 * 2 / 9},
         },
-        longer=(18,),
+        longer=(
+            Longer(
+                18,
+                ('train_cfg.max_epochs=18', 'param_scheduler.T_max=18'),
+                coupled=(1 / 3, 1 / 2),
+            ),
+        ),
     ),
     'resnet32': _cifar(32, 'resnet32-d509ac18.th', 2),
     'resnet56': _cifar(56, 'resnet56-4bfd9763.th', 4),
@@ -127,6 +146,17 @@ TASKS = {
         etas={'mean_log': (0.0003, 0.003, 0.03)},
         # The paper's weight for detectors is far below that for classifiers.
         tried={'eta=0.003': {'FGCHook.eta': 0.003}},
+        longer=(
+            Longer(
+                5,
+                (
+                    'train_cfg.max_epochs=5',
+                    'train_cfg.val_interval=5',
+                    'param_scheduler.0.T_max=5',
+                ),
+                coupled=(1 / 2, 3 / 4),
+            ),
+        ),
     ),
     'segmentation': Task(
         'pspnet_r50_{}_tuned_camvid',
@@ -188,28 +218,35 @@ def biases_of(task: Task) -> list[Trial]:
 
 def tried_of(task: Task) -> list[Trial]:
     """What else could make a difference to coupling: one setting changed in each."""
-    if not task.tried:
-        return []
     trials = [
         Trial(task.path(FGC), Point(f'FGC, {name}', fields), versus=PLAIN)
         for name, fields in task.tried.items()
     ]
-    for epochs in task.longer:
-        options = (f'train_cfg.max_epochs={epochs}', f'param_scheduler.T_max={epochs}')
-        eta = {'FGCHook.eta': dict(start=epochs / 3, end=epochs / 2, value=0.03)}
-        zeta = dict(start=0, end=2 * epochs / 3, begin=0.02, value=0)
-        dense = Point(f'{epochs} epochs, dense', {})
-        trials.append(Trial(task.path('baseline'), dense, options))
-        shaped = {'BatchShapingHook.zeta': zeta}
-        for stages, name, fields in (((GATED, FGC), '', {}), (('bas', 'bas_fgc'), 'BAS, ', shaped)):
-            without = Point(f'{epochs} epochs, {name}without FGC', fields)
-            with_it = Point(f'{epochs} epochs, {name}with FGC', {**fields, **eta})
-            paths = [task.path(stage) for stage in stages]
-            trials.append(Trial(paths[0], without, options))
-            trials.append(Trial(paths[1], with_it, options, without.label))
+    for longer in task.longer:
+        trials += _longer(task, longer)
+    return trials
+
+
+def _longer(task: Task, longer: Longer) -> list[Trial]:
+    """The main rows in a longer training, and batch shaping in it where the task has that."""
+    epochs, options, (start, end) = longer
+    eta = dict(start=start * epochs, end=end * epochs, value=task.eta)
+    zeta = dict(start=0, end=2 * epochs / 3, begin=0.02, value=0)
+    dense = Point(f'{epochs} epochs, dense', {})
+    trials = [Trial(task.path('baseline'), dense, options)]
+    ways = [((GATED, FGC), '', {})]
+    if 'bas' in task.rows:
+        ways.append((('bas', 'bas_fgc'), 'BAS, ', {'BatchShapingHook.zeta': zeta}))
+    for stages, name, fields in ways:
+        without = Point(f'{epochs} epochs, {name}without FGC', fields)
+        with_it = Point(f'{epochs} epochs, {name}with FGC', {**fields, 'FGCHook.eta': eta})
+        paths = [task.path(stage) for stage in stages]
+        trials.append(Trial(paths[0], without, options))
+        trials.append(Trial(paths[1], with_it, options, without.label))
+    if 'bas' in task.rows:
         # The weight and form of the authors' code, after the batch shaping it starts with.
-        theirs = {'FGCHook.eta': {**eta['FGCHook.eta'], 'value': 0.003}, 'FGCHook.form': 'log_sum'}
-        point = Point(f'{epochs} epochs, BAS, log_sum eta=0.003', {**shaped, **theirs})
+        theirs = {'FGCHook.eta': {**eta, 'value': 0.003}, 'FGCHook.form': 'log_sum'}
+        point = Point(f'{epochs} epochs, BAS, log_sum eta=0.003', {**fields, **theirs})
         trials.append(Trial(paths[1], point, options, without.label))
     return trials
 

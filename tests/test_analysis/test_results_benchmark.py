@@ -88,16 +88,26 @@ def test_every_row_has_its_config(modules, tmp_path):
 def test_trials_differ(modules, tmp_path):
     """A setting that is taken for the config's own would be trained as another row, twice."""
     rows, results = modules.results_rows, modules.results
-    task = rows.TASKS['resnet20']
-    same = {'search, without FGC': 'gated, without FGC'}  # with other seeds
-    for form in ('mean_log', 'log_sum'):
-        same[f'search, {form} eta=0.03'] = f'FGC, {form}'
-    trained = {}
-    for part in results.PARTS:
-        for run in rows.runs_of(results.trials_of(task, part), [1], tmp_path):
-            label = same.get(run.label, run.label)
-            trained.setdefault(modules.results_kept.fingerprint(run), set()).add(label)
-    assert [labels for labels in trained.values() if len(labels) > 1] == []
+    for task in rows.TASKS.values():
+        same = {'search, without FGC': 'gated, without FGC'}  # with other seeds
+        for eta in task.etas.get('mean_log', ()):
+            same[f'search, mean_log eta={eta}'] = f'FGC, eta={eta}'
+        for form in ('mean_log', 'log_sum'):
+            same[f'search, {form} eta={task.eta}'] = f'FGC, {form}'
+        trained = {}
+        for part in results.PARTS:
+            for run in rows.runs_of(results.trials_of(task, part), [1], tmp_path):
+                label = same.get(run.label, run.label)
+                trained.setdefault(modules.results_kept.fingerprint(run), set()).add(label)
+        assert [labels for labels in trained.values() if len(labels) > 1] == []
+
+
+def test_weights_are_those_of_the_configs(modules):
+    rows = modules.results_rows
+    for task in rows.TASKS.values():
+        hooks = Config.fromfile(task.path('fgc')).custom_hooks
+        assert [h.eta.value for h in hooks if h.type == 'FGCHook'] == [task.eta]
+        assert not task.etas or task.eta in task.etas['mean_log']
 
 
 def test_rows_of_one_task_cost_the_same(modules):
