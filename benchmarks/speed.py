@@ -138,6 +138,8 @@ def parse_args() -> argparse.Namespace:
             parser.error(f'--sizes {size}: write height x width, such as 512x512')
     if any(not 0 < share <= 1 for share in args.open):
         parser.error(f'--open {args.open}: shares must be within (0, 1]')
+    if 'slim' in args.kinds and not args.trained:
+        parser.error('--kinds slim: give --trained CONFIG CHECKPOINT, whose pictures decide')
     return args
 
 

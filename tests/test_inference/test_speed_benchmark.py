@@ -59,6 +59,13 @@ def speed(monkeypatch):
     return speed
 
 
+def test_slimming_needs_a_trained_network(speed, monkeypatch, capsys):
+    monkeypatch.setattr(sys, 'argv', ['speed.py', '--kinds', 'slim'])
+    with pytest.raises(SystemExit):
+        speed.parse_args()
+    assert '--kinds slim: give --trained CONFIG CHECKPOINT' in capsys.readouterr().err
+
+
 @pytest.mark.skipif(not Path('/proc/stat').is_file(), reason='only Linux counts others')
 def test_others_are_noticed(speed):
     others = speed.Others()
