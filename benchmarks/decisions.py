@@ -37,7 +37,7 @@ from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
 import fgc_mm  # noqa: F401  registers gates, backbones and hooks
-from fgc_mm.analysis.commands import run_names
+from fgc_mm.analysis.commands import choose_layers, run_names
 from fgc_mm.analysis.gate_table import GateTable
 from fgc_mm.analysis.gather import gather, set_aside
 from fgc_mm.analysis.results import RATIO, task_metric
@@ -75,9 +75,9 @@ def exchanged(classes: np.ndarray, rng: np.random.Generator, within: bool) -> np
         within (bool): Whether it is of the same class; the only one of its class
             keeps its own decisions.
     """
-    groups = [np.flatnonzero(classes == c) for c in np.unique(classes)] if within else None
     partner = np.arange(len(classes))
-    for group in groups if groups is not None else [partner.copy()]:
+    groups = [np.flatnonzero(classes == c) for c in np.unique(classes)] if within else [1 * partner]
+    for group in groups:
         order = rng.permutation(group)
         partner[order] = np.roll(order, 1)
     return partner
@@ -89,7 +89,7 @@ def decisions(table: GateTable, policy: str, seed: int) -> Optional[dict[str, np
         return None
     if policy == 'imposed':
         return dict(table.mask)
-    if policy in ('class', 'other'):
+    if policy in SEVERAL:
         rng = np.random.default_rng(seed)
         partner = exchanged(table.main_class, rng, within=policy == 'class')
         return {name: mask[partner] for name, mask in table.mask.items()}
@@ -131,15 +131,14 @@ class ImposeHook(Hook):
             gate.forced = None
 
 
-def measure(config: str, checkpoint: str, layers: list, seeds: Sequence[int]) -> list[dict]:
+def measure(
+    config: str, checkpoint: str, layers: Sequence[str], seeds: Sequence[int]
+) -> list[dict]:
     """Metric and saved MACs of a network under every policy, part by part."""
     cfg = launch.read_config(config)
     cfg.launcher = 'none'
     table = gather(cfg, checkpoint)
-    try:
-        chosen = {'coupled blocks': table.choose(layers), 'all blocks': table.layers}
-    except ValueError as error:
-        raise launch.UsageError(f'--{error}') from None  # which names the argument
+    chosen = {'coupled blocks': choose_layers(table, layers), 'all blocks': table.layers}
     cfg.test_dataloader.sampler = dict(type='DefaultSampler', shuffle=False)  # as gathered
     launch.prepare_data(cfg, ('test',))
     launch.fill_dataloader_defaults(cfg)
@@ -202,11 +201,10 @@ def main() -> None:
     if out:
         launch.check_file(out, '--out')
     os.chdir(PROJECT)  # where configs look for their data
-    layers = [int(text) if text.lstrip('-').isdigit() else text for text in args.layers]
     names = run_names(None, [Path(checkpoint) for _, checkpoint in trained])
     measured = {}
     for name, (config, checkpoint) in zip(names, trained, strict=True):
-        measured[name] = measure(config, checkpoint, layers, args.seeds)
+        measured[name] = measure(config, checkpoint, args.layers, args.seeds)
         if out:  # what is done stays if the next one fails
             Path(out).write_text(json.dumps(measured, indent=1) + '\n')
     print('\n' + show(measured))

@@ -24,6 +24,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -61,6 +62,7 @@ TITLES = dict(
 PARTS = tuple(TITLES)
 MEASURED = 'measured'
 TIMED = ('static', 'packed static', 'masked', 'sparse', 'slim')
+_preparing = threading.Lock()
 Plan = dict[str, dict[str, list[Run]]]
 """Task -> part -> its runs."""
 
@@ -138,14 +140,12 @@ def execute(plan: Plan, kept: Kept, limit: int | None, jobs: int) -> int:
         made += len(new) - len(left_out)
         if len(new) > len(left_out) and not make_start(TASKS[name], kept.work_dir):
             raise SystemExit(f'{name}: what its rows start from could not be made')
-        runs = [run for run in missing if run not in left_out]
-        ready = [run for run in runs if prepare(run, kept)]
-        failed += len(runs) - len(ready)
         with ThreadPoolExecutor(jobs) as pool:
-            waiting = {pool.submit(finish, name, run): run for run in ready}
+            runs = [run for run in missing if run not in left_out]
+            waiting = {pool.submit(finish, name, run, kept): run for run in runs}
             try:
                 for number, future in enumerate(as_completed(waiting), 1):
-                    print(f'{name}: {number} of {len(ready)} finished', flush=True)
+                    print(f'{name}: {number} of {len(runs)} finished', flush=True)
                     if future.result():
                         look(waiting[future], TASKS[name])
                         kept.keep(name, waiting[future])
@@ -157,18 +157,16 @@ def execute(plan: Plan, kept: Kept, limit: int | None, jobs: int) -> int:
     return failed
 
 
-def prepare(run: Run, kept: Kept) -> bool:
-    """Write what a run is begun with; whether what is there already is of the same config."""
-    try:
-        run.prepare()
-    except ValueError as error:
-        print(error)
-        return False
-    return kept.begin(run)
-
-
-def finish(name: str, run: Run) -> bool:
-    """Train and test a run unless that is done; whether its figures are there."""
+def finish(name: str, run: Run, kept: Kept) -> bool:
+    """Train and test a run unless that is done; whether its figures are those of its config."""
+    with _preparing:  # seeds share a config, which one of them writes
+        try:
+            run.prepare()
+        except ValueError as error:
+            print(error)
+            return False
+        if not kept.begin(run):
+            return False
     if not run.figures.is_file():
         print(f'{name}: {run.label}, seed {run.seed}', flush=True)
     return run.execute()
@@ -218,6 +216,10 @@ def write(plan: Plan, folder: Path, kept: Kept) -> None:
         starts = {outcome['start'] for own in done.values() for _, outcome in own} - {None}
         if len(starts) > 1:
             print(f'{name}: runs have started from different weights, see start in {kept.folder}')
+        threads = {outcome['machine']['threads'] for own in done.values() for _, outcome in own}
+        if len(threads) > 1:
+            counts = ' and '.join(map(str, sorted(threads)))
+            print(f'{name}: runs had {counts} threads, which round differently: see --jobs')
         curves = [*done.get('rows', []), *done.get('tradeoff', [])]
         metric = ACCURACIES[0] if task.metric.startswith('error') else task.metric
         rows = tradeoff_rows(curves, metric)
@@ -259,7 +261,8 @@ def make(args: argparse.Namespace) -> None:
     own = folder / MEASURED if args.cfg_options else PROJECT / 'benchmarks' / MEASURED
     kept = Kept(PROJECT / args.keep if args.keep else own, folder, TASKS)
     if args.report:
-        args.seeds = sorted({*args.seeds, *(s for name in args.tasks for s in kept.seeds(name))})
+        args.seeds = sorted({s for name in args.tasks for s in kept.seeds(name)})
+        args.search_seeds = args.seeds
     plan = {name: planned(name, args, folder / name) for name in args.tasks}
     if args.dry_run:
         say_commands(plan, kept)
@@ -276,7 +279,7 @@ def make(args: argparse.Namespace) -> None:
     whole.parts, whole.rows, whole.only = PARTS, list(WAYS), ''
     everything = {}
     for name in TASKS:
-        whole.seeds = sorted(kept.seeds(name))
+        whole.seeds = whole.search_seeds = sorted(kept.seeds(name))
         everything[name] = planned(name, whole, folder / name)
     write(everything, folder, kept)
     print(f'\n{tables(plan, everything, kept)}')

@@ -56,13 +56,13 @@ MAIN = ('dense', 'gated', 'fgc')
 
 
 class Longer(NamedTuple):
-    """A longer training: how many epochs, the settings that makes, and from when on it is coupled.
+    """A longer training: how many epochs, which settings are as many, and when it is coupled.
 
     ``coupled`` is when eta begins to rise and when it is reached, in shares of the training.
     """
 
     epochs: int
-    options: tuple[str, ...]
+    settings: tuple[str, ...]
     coupled: tuple[float, float]
 
 
@@ -129,11 +129,7 @@ TASKS = {
             'all blocks': {'FGCHook.layers': 'all', 'FGCHook.eta': 0.03 * 2 / 9},
         },
         longer=(
-            Longer(
-                18,
-                ('train_cfg.max_epochs=18', 'param_scheduler.T_max=18'),
-                coupled=(1 / 3, 1 / 2),
-            ),
+            Longer(18, ('train_cfg.max_epochs', 'param_scheduler.T_max'), coupled=(1 / 3, 1 / 2)),
         ),
     ),
     'resnet32': _cifar(32, 'resnet32-d509ac18.th', 2),
@@ -149,11 +145,7 @@ TASKS = {
         longer=(
             Longer(
                 5,
-                (
-                    'train_cfg.max_epochs=5',
-                    'train_cfg.val_interval=5',
-                    'param_scheduler.0.T_max=5',
-                ),
+                ('train_cfg.max_epochs', 'train_cfg.val_interval', 'param_scheduler.0.T_max'),
                 coupled=(1 / 2, 3 / 4),
             ),
         ),
@@ -217,7 +209,7 @@ def biases_of(task: Task) -> list[Trial]:
 
 
 def tried_of(task: Task) -> list[Trial]:
-    """What else could make a difference to coupling: one setting changed in each."""
+    """What else could make a difference to coupling."""
     trials = [
         Trial(task.path(FGC), Point(f'FGC, {name}', fields), versus=PLAIN)
         for name, fields in task.tried.items()
@@ -229,26 +221,29 @@ def tried_of(task: Task) -> list[Trial]:
 
 def _longer(task: Task, longer: Longer) -> list[Trial]:
     """The main rows in a longer training, and batch shaping in it where the task has that."""
-    epochs, options, (start, end) = longer
-    eta = dict(start=start * epochs, end=end * epochs, value=task.eta)
-    zeta = dict(start=0, end=2 * epochs / 3, begin=0.02, value=0)
-    dense = Point(f'{epochs} epochs, dense', {})
-    trials = [Trial(task.path('baseline'), dense, options)]
-    ways = [((GATED, FGC), '', {})]
+    epochs = longer.epochs
+    options = tuple(f'{setting}={epochs}' for setting in longer.settings)
+    start, end = (share * epochs for share in longer.coupled)
+    eta = dict(start=start, end=end, value=task.eta)
+
+    def trials(stages: tuple[str, str], name: str, common: Fields, **forms: Fields) -> list[Trial]:
+        """Without FGC, and with it in some forms."""
+        label = f'{epochs} epochs, {name}'
+        without = Trial(task.path(stages[0]), Point(f'{label}without FGC', common), options)
+        points = [Point(label + form, {**common, **own}) for form, own in forms.items()]
+        versus = without.point.label
+        return [without, *(Trial(task.path(stages[1]), p, options, versus) for p in points)]
+
+    plain = {'FGCHook.eta': eta}
+    dense = Trial(task.path('baseline'), Point(f'{epochs} epochs, dense', {}), options)
+    made = [dense, *trials((GATED, FGC), '', {}, **{WITH: plain})]
     if 'bas' in task.rows:
-        ways.append((('bas', 'bas_fgc'), 'BAS, ', {'BatchShapingHook.zeta': zeta}))
-    for stages, name, fields in ways:
-        without = Point(f'{epochs} epochs, {name}without FGC', fields)
-        with_it = Point(f'{epochs} epochs, {name}with FGC', {**fields, 'FGCHook.eta': eta})
-        paths = [task.path(stage) for stage in stages]
-        trials.append(Trial(paths[0], without, options))
-        trials.append(Trial(paths[1], with_it, options, without.label))
-    if 'bas' in task.rows:
+        zeta = dict(start=0, end=2 * epochs / 3, begin=0.02, value=0)
         # The weight and form of the authors' code, after the batch shaping it starts with.
         theirs = {'FGCHook.eta': {**eta, 'value': 0.003}, 'FGCHook.form': 'log_sum'}
-        point = Point(f'{epochs} epochs, BAS, log_sum eta=0.003', {**fields, **theirs})
-        trials.append(Trial(paths[1], point, options, without.label))
-    return trials
+        forms = {WITH: plain, 'log_sum eta=0.003': theirs}
+        made += trials(('bas', 'bas_fgc'), 'BAS, ', {'BatchShapingHook.zeta': zeta}, **forms)
+    return made
 
 
 def tradeoff_of(task: Task) -> list[Trial]:

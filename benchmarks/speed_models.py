@@ -140,9 +140,11 @@ def kinds(
         'masked': gated,
         'sparse': copy.deepcopy(gated),
     }
+    packed, sparse_kinds = ['packed', 'packed static'], ['sparse']
     if slimmed is not None:
         kind_of['slim'] = slimmed
-    packed = ('packed', 'packed static')
+        # Where every channel that is left is always open, no gates are.
+        (sparse_kinds if find_gates(slimmed) else packed).append('slim')
     for kind in ('dense', 'packed'):
         kind_of[kind].load_state_dict(gated.state_dict(), strict=False)
     last = args.layout == 'channels_last'
@@ -159,7 +161,7 @@ def kinds(
             model.half()
     # As tools/test.py --sparse runs it; the others do not ask for changed weights either.
     sparse = dict(channels_last=last, constant=True)
-    for kind in kind_of.keys() & {'sparse', 'slim'}:
+    for kind in sparse_kinds:
         enable_sparse(kind_of[kind], granularity=args.granularity, **sparse)
     for kind in packed:
         prepare(kind_of[kind], **sparse)

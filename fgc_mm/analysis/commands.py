@@ -233,7 +233,7 @@ def _networks(args: argparse.Namespace) -> dict[str, GateTable]:
 
 
 def run_names(given: Optional[Sequence[str]], paths: Sequence[Path]) -> list[str]:
-    """Names of runs: as given, else of their folders, of their files, of more of their paths."""
+    """Names of runs: as given, else of their folders, or of their files in a common one."""
     if given is not None:
         if len(given) != len(paths) or len(set(given)) != len(given):
             many = f'{len(paths)} different names' if len(paths) > 1 else 'one name'
@@ -241,7 +241,8 @@ def run_names(given: Optional[Sequence[str]], paths: Sequence[Path]) -> list[str
         return list(given)
     deepest = max(len(p.parent.parts) for p in paths)
     longer = (['/'.join(p.parent.parts[-n:]) for p in paths] for n in range(2, deepest + 1))
-    for choice in ([p.parent.name for p in paths], [p.stem for p in paths], *longer):
+    shorter = [p.stem if len({p.parent for p in paths}) == 1 else p.parent.name for p in paths]
+    for choice in (shorter, *longer):
         if len(set(choice)) == len(paths) and '' not in choice:
             return choice
     return [f'{number}: {path.stem}' for number, path in enumerate(paths, 1)]

@@ -40,6 +40,7 @@ class DensityHook(Hook):
             )
         # The share of the way that is left.
         self.left = Schedule(value=0.0, end=float(epochs), begin=1.0)
+        self._left = 0.0
         self._gates: list[FBSGate] = []
 
     def before_train(self, runner: Runner) -> None:
@@ -52,16 +53,16 @@ class DensityHook(Hook):
             )
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
-        left = self.left.now(runner)
+        self._left = self.left.now(runner)
         for gate in self._gates:
-            gate.training_density = gate.density + left * (1 - gate.density)
+            gate.training_density = gate.density + self._left * (1 - gate.density)
 
     def after_train(self, runner: Runner) -> None:
-        left = self.left.now(runner)
-        if left:
+        if self._left:
             runner.logger.warning(
-                f'DensityHook: the training ended before epochs={self.left.end:g} with {left:.0%} '
-                'of the way left: the density that gates are tested with was never trained'
+                f'DensityHook: epochs={self.left.end:g} is too long for this training, whose last '
+                f'step had {self._left:.0%} of the way left: the density that gates are tested '
+                'with was never trained'
             )
         for gate in self._gates:
             gate.training_density = None

@@ -24,7 +24,7 @@ class FBSGate(Gate):
     The saliency ``g = ReLU(fc(mean |x|))`` predicts the importance of every
     channel. The ``ceil(density * channels)`` most salient ones are kept and
     multiplied by their saliency, the others are suppressed. Training and
-    evaluation decide alike.
+    evaluation decide alike, but for ``training_density``.
 
     In the record, ``logits`` are the saliencies before the selection, ``mask``
     marks the channels that are not zero (a kept one whose saliency is zero is
@@ -81,7 +81,7 @@ class FBSGate(Gate):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Kaiming for the weight, ``bias_init`` for the bias."""
+        """Kaiming times ``weight_scale`` for the weight, ``bias_init`` for the bias."""
         nn.init.kaiming_normal_(self.fc.weight, nonlinearity='relu')
         with torch.no_grad():
             self.fc.weight.mul_(self.weight_scale)

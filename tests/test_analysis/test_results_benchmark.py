@@ -201,8 +201,7 @@ def test_limit_counts_what_is_made(modules, make_run, monkeypatch, tmp_path):
     made = []
     done = make_run('done', 1, 10.0, 55.0)
     runs = [Run(tmp_path, tmp_path / str(i), tmp_path, tmp_path, label=str(i)) for i in range(3)]
-    monkeypatch.setattr(modules.results, 'prepare', lambda run, kept: True)
-    monkeypatch.setattr(modules.results, 'finish', lambda name, run: made.append(run.label))
+    monkeypatch.setattr(modules.results, 'finish', lambda name, run, kept: made.append(run.label))
     monkeypatch.setattr(modules.results, 'make_start', lambda task, folder: True)
     kept = modules.results_kept.Kept(tmp_path / 'kept', tmp_path)
     plan = {'resnet20': {'search': runs[:2], 'rows': [runs[2], done]}}

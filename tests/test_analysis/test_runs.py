@@ -34,6 +34,7 @@ def test_a_file_that_holds_no_figures(text, tmp_path):
         (['w/gated/seed1/x', 'w/fgc/seed1/x'], ['gated/seed1', 'fgc/seed1']),
         (['w/a/run/seed1/x', 'w/b/run/seed1/x'], ['a/run/seed1', 'b/run/seed1']),
         (['a/seed1/x', 'b/seed1/x'], ['a/seed1', 'b/seed1']),
+        (['w/a/seed1/x', 'w/b/seed1/y'], ['a/seed1', 'b/seed1']),
         (['w/a/x', 'w/a/x'], ['1: x', '2: x']),
     ],
 )

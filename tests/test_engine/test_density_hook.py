@@ -48,7 +48,7 @@ def test_density_falls_and_evaluation_has_the_gates_own(make_runner, toy):
     assert all(gate.training_density is None for gate in find_gates(runner.model).values())
 
 
-def test_an_interrupted_training_leaves_the_gates_own(make_runner, toy):
+def test_after_an_interrupted_training_it_starts_anew(make_runner, toy):
     model = toy.task(FBS)
     with pytest.raises(RuntimeError, match='interrupted'):
         make_runner([dict(type='DensityHook', epochs=1), Watch(fail_at=1)], model=model).train()
@@ -64,12 +64,16 @@ def test_at_once(make_runner, toy):
     assert watch.open == [{0.25}] * 3
 
 
-def test_a_training_that_is_too_short_is_said(make_runner, toy):
-    runner = make_runner([dict(type='DensityHook', epochs=2)], model=toy.task(FBS))
+@pytest.mark.parametrize(('epochs', 'left'), [(2, '67%'), (1, '33%'), (0.5, None)])
+def test_a_training_that_is_too_short_is_said(epochs, left, make_runner, toy):
+    runner = make_runner([dict(type='DensityHook', epochs=epochs)], model=toy.task(FBS))
     warned = []
     runner.logger.warning = lambda text, *args: warned.append(text)
     runner.train()
-    assert any('ended before epochs=2 with 50% of the way left' in text for text in warned)
+    said = [text for text in warned if text.startswith('DensityHook')]
+    assert len(said) == (left is not None)
+    for text in said:
+        assert f'epochs={epochs} is too long' in text and f'{left} of the way' in text
 
 
 def test_gates_that_learn_their_share_are_refused(make_runner):

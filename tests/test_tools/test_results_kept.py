@@ -1,6 +1,7 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
 """benchmarks/results.py as a whole, on trainings of no time: what is kept of them, and used."""
 
+import dataclasses
 import importlib
 import json
 import os
@@ -136,6 +137,29 @@ def test_outcomes_are_used_without_work_dir(results, tiny, capsys):
     capsys.readouterr()
     assert results(*options(tiny), '--dry-run') == 0
     assert capsys.readouterr().out.count(': done, ') == 10
+
+
+def test_every_seed_of_the_search_is_shown(results, tiny, capsys):
+    tasks = sys.modules['results'].TASKS
+    tasks['tiny'] = dataclasses.replace(tasks['tiny'], etas={'mean_log': (0.2,)})
+    for seed in (0, 5):
+        assert results(*options(tiny), '--parts', 'search', '--search-seeds', seed) == 0
+    assert '| search, without FGC | 0, 5 |' in written(tiny / 'work')[0]
+    capsys.readouterr()
+    assert results(*options(tiny), '--parts', 'search', '--report') == 0
+    assert '| search, mean_log eta=0.2 | 0, 5 |' in capsys.readouterr().out
+
+
+def test_threads_that_differ_are_noticed(results, tiny, capsys):
+    args = [*options(tiny), '--parts', 'rows', '--rows', 'dense']
+    assert results(*args) == 0
+    assert 'round differently' not in capsys.readouterr().out
+    path = tiny / 'kept/tiny/dense_seed1.json'
+    outcome = json.loads(path.read_text())
+    outcome['machine']['threads'] += 1
+    path.write_text(json.dumps(outcome))
+    assert results(*args, '--report') == 0
+    assert 'threads, which round differently: see --jobs' in capsys.readouterr().out
 
 
 def test_what_lies_in_work_dirs_is_kept(results, tiny, capsys):
