@@ -156,7 +156,6 @@ TASKS = {
         'last_stage',
         'pspnet_r50_baseline_camvid',
         3,
-        etas={'mean_log': (0.003, 0.03, 0.3)},
     ),
 }
 """Of 20 pictures ten are no neighbourhood, so the segmentor's overlap is that of three."""
