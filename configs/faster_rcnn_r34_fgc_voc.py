@@ -1,9 +1,4 @@
-# Fine-tunes the gated ResNet-34 of resnet34_fgc_imagenet.py with coupling in the last stage. The
-# warm-up of one epoch is our choice: until then most rows of the banks are still random.
+# faster_rcnn_r34_gated_voc.py and nothing but Feature-Gate Coupling: in the last stage and with one
+# neighbor, as in the paper. Form, eta and start are not the paper's: _base_/gating.py says why.
 _base_ = 'faster_rcnn_r34_gated_voc.py'
-model = dict(
-    backbone=dict(
-        init_cfg=dict(checkpoint='work_dirs/resnet34_fgc_imagenet/epoch_130.pth')))
-custom_hooks = _base_.custom_hooks + [
-    dict(layers='last_stage', k=1, warmup_epochs=1, **_base_.finetuned_fgc)
-]
+custom_hooks = _base_.custom_hooks + [dict(layers='last_stage', k=1, **_base_.fgc)]

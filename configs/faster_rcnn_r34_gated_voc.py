@@ -1,11 +1,6 @@
-# Fine-tunes the gated ResNet-34 of resnet34_gated_imagenet.py, without coupling ("w/o FGC").
-# From dense weights instead: docs/configs.md.
+# The detector of faster_rcnn_r34_baseline_voc.py with gates, at the paper's cost: 52 % of the backbone's
+# MACs saved. The recipe, and where it differs from the paper: faster_rcnn_r50_gated_voc.py.
 _base_ = ['faster_rcnn_r34_baseline_voc.py', '_base_/gating.py']
-model = dict(
-    backbone=dict(
-        type='GatedResNet',
-        gate=_base_.finetuned_gate,
-        init_cfg=dict(
-            checkpoint='work_dirs/resnet34_gated_imagenet/epoch_130.pth', prefix='backbone.')))
-optim_wrapper = dict(paramwise_cfg=_base_.no_decay)
-custom_hooks = [dict(type='L0Hook', rho=_base_.rho), dict(type='GatedMACsHook')]
+model = dict(backbone=dict(type='GatedResNet', gate=_base_.gate))
+optim_wrapper = dict(paramwise_cfg=dict(custom_keys={'gate': dict(lr_mult=20., decay_mult=0.)}))
+custom_hooks = [dict(type='BudgetHook', save=0.52, reach=1 / 3), dict(type='GatedMACsHook')]

@@ -1,6 +1,6 @@
-# Stage 2 of 2, without coupling ("w/o FGC"): the sparsity loss alone.
+# The classifier of resnet34_baseline_imagenet.py with gates, at the cost of the paper's ResNet-18: 42.2 % of
+# the backbone's MACs saved. The recipe, and where it differs from the paper: resnet18_gated_imagenet.py.
 _base_ = ['resnet34_baseline_imagenet.py', '_base_/gating.py']
-load_from = 'work_dirs/resnet34_bas_imagenet/epoch_100.pth'
-model = dict(backbone=dict(type='GatedResNet', gate=_base_.gate))
-optim_wrapper = dict(paramwise_cfg=_base_.no_decay)
-custom_hooks = [dict(type='L0Hook', rho=_base_.rho), dict(type='GatedMACsHook')]
+model = dict(backbone=dict(type='GatedResNet', gate=_base_.classifier_gate))
+optim_wrapper = dict(paramwise_cfg=dict(custom_keys={'gate': dict(decay_mult=0.)}))
+custom_hooks = [dict(type='BudgetHook', save=0.422, reach=0.3), dict(type='GatedMACsHook')]

@@ -10,5 +10,3 @@ optim_wrapper = dict(optimizer=dict(nesterov=True))
 param_scheduler = dict(milestones=[40, 70, 100])
 train_cfg = dict(max_epochs=130, val_interval=5)
 default_hooks = dict(checkpoint=dict(interval=5, max_keep_ckpts=2))
-# For the gated configs. The ramp is our choice: half of the training, as on CIFAR-10.
-rho = dict(start=0, end=65, value=0.4)

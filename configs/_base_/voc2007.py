@@ -12,5 +12,3 @@ optim_wrapper = dict(optimizer=dict(lr=0.001))
 # The paper names no batch size; two pictures per step is our choice.
 auto_scale_lr = dict(base_batch_size=2)
 default_hooks = dict(checkpoint=dict(max_keep_ckpts=2))
-# For the gated configs. Not in the paper: the value that pruned the backbone on ImageNet.
-rho = 0.4

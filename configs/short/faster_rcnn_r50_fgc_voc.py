@@ -1,13 +1,11 @@
-# configs/faster_rcnn_r50_fgc_voc.py in five epochs on small pictures, from public dense ImageNet weights instead of the
-# gated ones: the gates are new, so they have layer norm, start nearly open and learn faster than the rest.
+# configs/faster_rcnn_r50_fgc_voc.py in five epochs on small pictures. The optimizer, pictures and weights are those of
+# faster_rcnn_r50_baseline_voc.py beside it; gates, budget and coupling are the whole one's.
 _base_ = ['../faster_rcnn_r50_fgc_voc.py', '../_base_/voc2007_short.py']
 model = dict(
     train_cfg=_base_.short_rcnn,
     data_preprocessor=_base_.short_preprocessor,
     backbone=dict(
-        gate=dict(norm_cfg=dict(type='LN'), bias_init=3.),
-        init_cfg=dict(checkpoint=_base_.short_weights, prefix=None),
-        **_base_.short_backbone))
+        init_cfg=dict(checkpoint=_base_.short_weights), **_base_.short_backbone))
 train_dataloader = dict(dataset=dict(pipeline=_base_.short_pipelines.train, indices=200))
 val_dataloader = dict(dataset=dict(pipeline=_base_.short_pipelines.test, indices=100))
 test_dataloader = val_dataloader

@@ -70,6 +70,7 @@ class BatchShapingHook(GateLossHook):
                 f'BatchShapingHook: history={history!r} must be a number of batches, 0 or more'
             )
         self.zeta = build_schedule(zeta, 'BatchShapingHook: zeta')
+        self._zeta = self.zeta
         self.a = a
         self.b = b
         self.gather = gather
@@ -79,6 +80,7 @@ class BatchShapingHook(GateLossHook):
 
     def before_train(self, runner: Runner) -> None:
         super().before_train(runner)
+        self._zeta = self.zeta.settled(runner, 'BatchShapingHook: zeta')
         loaded, self._loaded = self._loaded, None
         if runner.iter and loaded is not None:
             device = next(unwrap(runner.model).parameters()).device
@@ -95,7 +97,7 @@ class BatchShapingHook(GateLossHook):
 
     def loss(self, gates: dict[str, Gate], data_samples: Any, runner: Runner) -> Tensor:
         probs = torch.cat([record.probs for record in records_of(gates).values()], dim=1)
-        zeta = self.zeta.now(runner)
+        zeta = self._zeta.now(runner)
         if zeta == 0:
             return probs.new_zeros(())
         ranks = _gather_rows(probs.detach()) if self.gather == 'ranks' else [probs.detach()]

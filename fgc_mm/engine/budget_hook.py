@@ -20,7 +20,6 @@ from .budget_control import BudgetController
 from .budget_options import check_options, target_of
 from .budget_pull import TaskPull
 from .budget_reading import BatchReader, join
-from .fgc_hook import FGCHook
 from .gate_loss_hook import GateLossHook, SetupError
 from .l0_hook import L0Hook
 from .task_model import unwrap
@@ -131,14 +130,6 @@ class BudgetHook(GateLossHook):
                 )
             if isinstance(hook, BudgetHook) and hook is not self:
                 raise SetupError('BudgetHook: custom_hooks have two of them; keep one')
-            # From the first step on, be it as a ramp.
-            if isinstance(hook, FGCHook) and self.reach and hook.eta.at(1e-6):
-                runner.logger.info(
-                    'BudgetHook: FGCHook couples from the start on, to a bank of gates that were '
-                    f'more open, while the first {self.reach:.0%} of the training close them. It '
-                    'learns more if it starts then: eta=dict(start=..., end=..., value=...) in '
-                    'epochs'
-                )
         super().before_train(runner)
         model = unwrap(runner.model)
         try:
@@ -186,6 +177,10 @@ class BudgetHook(GateLossHook):
                 'BudgetHook: the checkpoint to be resumed was saved without BudgetHook; the '
                 'controller starts anew',
             )
+
+    def reached_at(self, runner: Runner) -> float:
+        """The iteration at which the share stands at the target, by plan."""
+        return self.reach * runner.max_iters
 
     def discard(self) -> None:
         super().discard()

@@ -25,11 +25,12 @@ from ..datasets import install_instance_index, refuse_mixing
 from ..gates import Gate, select_blocks
 from ..gates.utils import Layers
 from .argument_types import check_types
+from .budget_hook import BudgetHook
 from .fgc_batch import Batch, check_finite, collect_batch, gather_rows
 from .fgc_checkpoint import FGCCheckpoint
 from .gate_loss_hook import GateLossHook
 from .safe_checkpoint_hook import SafeCheckpointHook
-from .schedules import ScheduleCfg, build_schedule
+from .schedules import BUDGET, ScheduleCfg, build_schedule
 from .task_model import unwrap
 
 _OVERLAP_SAMPLE = 256
@@ -64,9 +65,10 @@ class FGCHook(GateLossHook):
             block). Defaults to 'last_stage'.
         k (int): Neighbours. Defaults to 200.
         eta (float | dict): Weight of the loss, a number or a schedule in
-            epochs. It belongs to a ``form`` (the paper's 0.003 to ``'log_sum'``);
-            the default to ``'mean_log'``, see docs/coupling.md.
-            Defaults to 0.03.
+            epochs, such as ``dict(start='budget', value=0.03)``: from when the
+            target of :class:`BudgetHook` is reached. It belongs to a ``form``
+            (the paper's 0.003 to ``'log_sum'``); the default to ``'mean_log'``,
+            see docs/coupling.md. Defaults to 0.03.
         tau (float): Temperature. Defaults to 0.07.
         momentum (float): Momentum of the banks. Defaults to 0.5.
         form (str): Contrast, ``'log_sum'`` (the authors' code), ``'sum_log'``
@@ -146,6 +148,7 @@ class FGCHook(GateLossHook):
         check_types(FGCHook, rest)
         self.layers = layers
         self.eta = build_schedule(eta, 'FGCHook: eta')
+        self._eta = self.eta
         self.warmup_epochs = warmup_epochs
         self.shared = shared
         self.source = source
@@ -188,6 +191,8 @@ class FGCHook(GateLossHook):
         super().before_train(runner)
         model = unwrap(runner.model)
         labels = self._count_instances(runner, model)
+        self._eta = self.eta.settled(runner, 'FGCHook: eta')
+        self._look_at_budget(runner)
         try:
             blocks = select_blocks(model, self.layers)
         except ValueError as error:
@@ -222,7 +227,7 @@ class FGCHook(GateLossHook):
         needs_labels = some.label_source is not None and bool((some.label_source.labels < 0).any())
         batch = collect_batch(records, data_samples, needs_labels)  # type: ignore[arg-type]
         self._check(batch, runner)
-        eta = self.eta.at(self.epochs)
+        eta = self._eta.at(self.epochs)
         value = next(iter(records.values())).logits.new_zeros(())  # type: ignore[union-attr]
         if batch.labels is not None:
             for coupling in self.couplings.values():
@@ -308,6 +313,22 @@ class FGCHook(GateLossHook):
         if self.source != 'label' or index.labels is None:
             return None
         return torch.from_numpy(index.labels)
+
+    def _look_at_budget(self, runner: Runner) -> None:
+        """Say when the coupling starts, and whether a budget still closes gates then."""
+        for hook in runner.hooks:
+            if not isinstance(hook, BudgetHook):
+                continue
+            if self.eta.start == BUDGET:
+                runner.logger.info(
+                    f'FGCHook: couples from epoch {self._eta.start:.4g} on, when the budget is met'
+                )
+            elif hook.reach and self._eta.at(1e-6):  # from the first step on, be it as a ramp
+                runner.logger.info(
+                    'FGCHook: couples from the start on, to a bank of gates that were more open, '
+                    f'while the first {hook.reach:.0%} of the training close them. It learns more '
+                    "if it starts then: eta=dict(start='budget', value=...)"
+                )
 
     def _build_coupling(
         self, name: str, gate: Gate, number: int, device: torch.device, labels: Optional[Tensor]

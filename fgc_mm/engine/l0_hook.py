@@ -46,11 +46,13 @@ class L0Hook(GateLossHook):
         if cost not in ('channels', 'macs'):
             raise ValueError(f"L0Hook: cost={cost!r} must be 'channels' or 'macs'")
         self.rho = build_schedule(rho, 'L0Hook: rho')
+        self._rho = self.rho
         self.cost = cost
         self._costs: Optional[GateCosts] = None
 
     def before_train(self, runner: Runner) -> None:
         super().before_train(runner)
+        self._rho = self.rho.settled(runner, 'L0Hook: rho')
         if self.cost == 'macs':
             self._costs = GateCosts(unwrap(runner.model))
             self._costs.attach()
@@ -63,7 +65,7 @@ class L0Hook(GateLossHook):
     def loss(self, gates: dict[str, Gate], data_samples: Any, runner: Runner) -> Tensor:
         costs = self._costs.per_channel() if self._costs is not None else None
         probs = {name: record.probs for name, record in records_of(gates).items()}
-        return self.rho.now(runner) * l0(probs, costs)
+        return self._rho.now(runner) * l0(probs, costs)
 
 
 def l0(probs: dict[str, Tensor], costs: Optional[dict[str, float]] = None) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Optional, Union
 from weakref import WeakKeyDictionary
 
@@ -16,6 +16,8 @@ from torch.utils.data import DataLoader
 from ..datasets import count_instances
 
 ScheduleCfg = Union[int, float, Mapping[str, Any]]
+BUDGET = 'budget'
+"""In place of an epoch: when a BudgetHook has reached its target."""
 
 
 @dataclass(frozen=True)
@@ -24,19 +26,47 @@ class Schedule:
 
     Attributes:
         value (float): The value from epoch ``end`` on.
-        start (float): Epoch the ramp starts at. Defaults to 0.
-        end (float): Epoch the ramp ends at; the same as ``start`` is a step.
-            Defaults to 0.
+        start (float | str): Epoch the ramp starts at, or ``'budget'``. Defaults to 0.
+        end (float | str): Epoch the ramp ends at, or ``'budget'``; the same as
+            ``start`` is a step. Defaults to 0.
         begin (float): The value until epoch ``start``. Defaults to 0.
     """
 
     value: float
-    start: float = 0.0
-    end: float = 0.0
+    start: Union[float, str] = 0.0
+    end: Union[float, str] = 0.0
     begin: float = 0.0
+
+    def settled(self, runner: Runner, key: str) -> Schedule:
+        """The same schedule with epochs in place of ``'budget'``.
+
+        A ramp that starts with the budget rises within one epoch.
+
+        Args:
+            runner (Runner): The runner, before it trains.
+            key (str): What the value is called in the config, for errors.
+
+        Raises:
+            ValueError: If there is no BudgetHook to wait for.
+        """
+        if BUDGET not in (self.start, self.end):
+            return self
+        # Any hook that says when it is done; BudgetHook does.
+        reached = [hook.reached_at(runner) for hook in runner.hooks if hasattr(hook, 'reached_at')]
+        if not reached:
+            raise ValueError(
+                f"{key}: 'budget' waits for a BudgetHook, and custom_hooks have none; add "
+                "dict(type='BudgetHook', target=...), or give an epoch instead"
+            )
+        epoch = epochs_seen(runner, reached[0])
+        if self.start == BUDGET:
+            return replace(self, start=epoch, end=epoch + 1)
+        return replace(self, start=min(float(self.start), epoch), end=epoch)
 
     def at(self, epoch: float) -> float:
         """The value at an epoch, which may be fractional."""
+        if isinstance(self.start, str) or isinstance(self.end, str):
+            raise ValueError(f'{self}: call settled() first')
         if epoch >= self.end:
             return self.value
         if epoch <= self.start:
@@ -57,7 +87,8 @@ def build_schedule(cfg: ScheduleCfg, key: str) -> Schedule:
         cfg (float | dict): A number, constant from the first iteration on, or
             ``dict(start=..., end=..., value=...)`` with an optional ``begin``,
             the value before ``start`` (0 unless given). ``start`` and ``end``
-            are epochs.
+            are epochs. Either may be ``'budget'``: when a BudgetHook has reached its
+            target. With ``start='budget'`` there is no ``end``.
         key (str): What the value is called in the config, for errors.
 
     Raises:
@@ -72,7 +103,14 @@ def build_schedule(cfg: ScheduleCfg, key: str) -> Schedule:
         0.375
     """
     if isinstance(cfg, Mapping):
-        allowed, needed = ('start', 'end', 'value', 'begin'), ('start', 'end', 'value')
+        allowed, needed = ('start', 'end', 'value', 'begin'), ['start', 'end', 'value']
+        if cfg.get('start') == BUDGET:
+            if 'end' in cfg:
+                raise ValueError(
+                    f"{key}={dict(cfg)!r}: with start='budget' the value rises within one epoch; "
+                    'leave end out'
+                )
+            needed.remove('end')
         unknown = [name for name in cfg if name not in allowed]
         missing = [name for name in needed if name not in cfg]
         if unknown or missing:
@@ -81,9 +119,16 @@ def build_schedule(cfg: ScheduleCfg, key: str) -> Schedule:
                 f'{key}={dict(cfg)!r}: a schedule {what}; write a number or '
                 f'dict(start=..., end=..., value=...) and, if not 0, begin=...'
             )
-        values = {name: _number(cfg[name], f'{key}.{name}', _LEAST.get(name)) for name in cfg}
-        schedule = Schedule(**values)
-        if not 0 <= schedule.start <= schedule.end:
+        named = {name: cfg[name] for name in ('start', 'end') if cfg.get(name) == BUDGET}
+        values = {
+            name: _number(cfg[name], f'{key}.{name}', _LEAST.get(name))
+            for name in cfg
+            if name not in named
+        }
+        schedule = Schedule(**{**values, **named})
+        first = 0.0 if isinstance(schedule.start, str) else schedule.start
+        last = first if isinstance(schedule.end, str) or 'start' in named else schedule.end
+        if not 0 <= first <= last:
             raise ValueError(
                 f'{key}: start={cfg["start"]} and end={cfg["end"]} must be epochs with '
                 '0 <= start <= end'
@@ -106,7 +151,7 @@ def _number(value: Any, key: str, least: Optional[float]) -> float:
     return float(value)
 
 
-def epochs_seen(runner: Runner) -> float:
+def epochs_seen(runner: Runner, iteration: Optional[float] = None) -> float:
     """Instances seen by all ranks, over the number of training instances.
 
     Under an epoch-based loop that is the share of the loader's passes. An
@@ -117,13 +162,16 @@ def epochs_seen(runner: Runner) -> float:
 
     Args:
         runner (Runner): The runner, while it trains.
+        iteration (float, optional): The iteration that is asked about.
+            Defaults to None, the one the runner is at.
 
     Returns:
         float: Epochs, fractional.
     """
+    iteration = runner.iter if iteration is None else iteration
     loader = runner.train_dataloader
     if isinstance(runner.train_loop, EpochBasedTrainLoop):
-        return runner.iter / len(loader) * _repeats(loader)
+        return iteration / len(loader) * _repeats(loader)
     batch_size = loader.batch_size or getattr(loader.batch_sampler, 'batch_size', None)
     if batch_size is None:
         raise ValueError(
@@ -137,7 +185,7 @@ def epochs_seen(runner: Runner) -> float:
             f'{type(loader.dataset).__name__} has no length, so epochs cannot be counted; give '
             'constant values instead of schedules'
         ) from error
-    return runner.iter * batch_size * get_world_size() / items * _repeats(loader)
+    return iteration * batch_size * get_world_size() / items * _repeats(loader)
 
 
 _REPEATS: WeakKeyDictionary[DataLoader, float] = WeakKeyDictionary()

@@ -1,0 +1,3 @@
+_base_ = 'resnet20_baseline_cifar10.py'
+model = dict(backbone=dict(depth=32))
+work_dir = 'work_dirs/paper/resnet32_baseline_cifar10'

@@ -1,0 +1,4 @@
+_base_ = 'resnet20_gated_cifar10.py'
+model = dict(backbone=dict(depth=32))
+load_from = 'work_dirs/paper/resnet32_bas_cifar10/epoch_100.pth'
+work_dir = 'work_dirs/paper/resnet32_gated_cifar10'

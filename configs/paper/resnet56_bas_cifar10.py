@@ -1,0 +1,3 @@
+_base_ = 'resnet20_bas_cifar10.py'
+model = dict(backbone=dict(depth=56))
+work_dir = 'work_dirs/paper/resnet56_bas_cifar10'

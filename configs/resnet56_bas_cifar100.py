@@ -1,2 +1,0 @@
-_base_ = 'resnet20_bas_cifar100.py'
-model = dict(backbone=dict(depth=56))
