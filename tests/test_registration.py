@@ -16,7 +16,7 @@ from fgc_mm.registration import find_config
         ('mmseg::pspnet/pspnet_r50-d8_4xb2-40k_cityscapes-512x1024.py', 'EncoderDecoder'),
         ('mmpretrain::resnet/resnet18_8xb16_cifar10.py', 'ImageClassifier'),
         ('fgc_mm::demo/pspnet_r18_digits_gated.py', 'EncoderDecoder'),
-        ('fgc_mm::resnet20_fgc_cifar10.py', 'ImageClassifier'),
+        ('fgc_mm::paper/resnet20_fgc_cifar10.py', 'ImageClassifier'),
     ],
 )
 def test_bases_of_every_package_resolve(base, model):
@@ -39,7 +39,7 @@ def test_a_base_that_is_not_there_is_named():
 @pytest.mark.parametrize(
     ('name', 'model'),
     [
-        ('fgc_mm::resnet20_fgc_cifar10.py', 'ImageClassifier'),
+        ('fgc_mm::paper/resnet20_fgc_cifar10.py', 'ImageClassifier'),
         ('mmseg::fcn/fcn_r18-d8_4xb2-80k_cityscapes-512x1024.py', 'EncoderDecoder'),
     ],
 )

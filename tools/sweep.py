@@ -21,7 +21,7 @@ def parse_args() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        'config', nargs='?', default='configs/resnet20_fgc_cifar10.py', help='base config'
+        'config', nargs='?', default='configs/paper/resnet20_fgc_cifar10.py', help='base config'
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument('--ablation', choices=list(ABLATIONS), help="the paper's values")

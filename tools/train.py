@@ -9,6 +9,7 @@ from mmengine.config import Config
 import fgc_mm  # noqa: F401  registers gates, backbones and hooks
 from fgc_mm.engine import SafeCheckpointHook, launch
 from fgc_mm.engine.resume_point import go_on
+from fgc_mm.engine.start_weights import NewGatesHook
 
 
 def parse_args() -> argparse.Namespace:
@@ -54,6 +55,7 @@ def main() -> None:
     launch.prepare(cfg, splits=('train', 'val'))
     runner = launch.build_runner(cfg)
     SafeCheckpointHook.of(runner)
+    runner.register_hook(NewGatesHook())
     runner.train()
 
 

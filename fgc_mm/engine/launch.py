@@ -184,11 +184,23 @@ def prepare(cfg: Config, splits: tuple[str, ...]) -> None:
     check_folder(cfg.get('work_dir', 'work_dirs'), '--work-dir')
     if splits and cfg.get(f'{splits[0]}_dataloader') is None:
         raise UsageError(f'the config has no {splits[0]}_dataloader to take pictures from')
+    lacking = []
     if 'train' in splits:
-        prepare_weights(cfg)
-    prepare_data(cfg, splits)
+        lacking += _what_lacks(prepare_weights, cfg)
+    lacking += _what_lacks(prepare_data, cfg, splits)
+    if lacking:
+        raise UsageError('\n'.join(lacking))
     fill_dataloader_defaults(cfg)
     prepare_distributed(cfg)
+
+
+def _what_lacks(step: Callable[..., None], *args: Any) -> list[str]:
+    """What a step has to complain about: weights and data are told together."""
+    try:
+        step(*args)
+    except UsageError as error:
+        return [str(error)]
+    return []
 
 
 def prepare_weights(cfg: Config) -> None:

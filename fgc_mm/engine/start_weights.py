@@ -3,83 +3,107 @@
 
 from __future__ import annotations
 
+import difflib
 import os
+import urllib.request
 from collections.abc import Iterator, Mapping
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Optional
+from urllib.parse import urlparse
 
+import torch
 from mmengine.config import Config
+from mmengine.dist import is_main_process
+from mmengine.hooks import Hook
+from mmengine.logging import print_log
+from mmengine.runner import Runner
+from mmengine.runner.checkpoint import (
+    get_deprecated_model_names,
+    get_external_models,
+    get_mmcls_models,
+    get_torchvision_models,
+)
 
+from ..gates import find_gates
 from .checkpoint_file import checkpoint_fault
+from .checkpoint_fit import CheckpointMismatchError
+from .task_model import unwrap
 
-# What a gated detector or segmentor needs to become sparse from dense weights.
-_DENSE_GATES = 'optim_wrapper.paramwise_cfg.custom_keys.gate.lr_mult=10'
+_SECONDS = 15
+"""How long a server may take to answer."""
 
 
 def check_start_weights(cfg: Config) -> None:
-    """See that the local files a training takes its first weights from exist.
+    """See that the weights a training starts from can be had.
 
-    These are ``load_from`` and the ``checkpoint`` of every ``Pretrained``
-    initialisation inside ``model``. Addresses such as ``torchvision://resnet50``
-    are left to mmengine.
+    These are ``load_from``, the ``checkpoint`` of every ``Pretrained`` initialization
+    inside ``model``, and ``pretrained`` of a model or backbone. A file must exist. Public
+    weights, such as ``torchvision://resnet50``, must be in the cache or on a server that
+    answers; the first process alone asks.
 
     Args:
         cfg (Config): The config of a training.
 
     Raises:
-        FileNotFoundError: Naming the first missing file, the config that makes
-            it, and how to start from dense weights instead.
+        FileNotFoundError: Naming each that is missing, and what to do.
         ValueError: If a file cannot be a checkpoint.
     """
-    load_from = cfg.get('load_from')
-    if isinstance(load_from, str):
-        if _is_missing(load_from):
-            raise FileNotFoundError(_message('load_from', load_from, cfg, _dense_load(cfg)))
-        _check_file('load_from', load_from)
-    for key, init_cfg, owner in _pretrained('model', cfg.model, {}):
-        path = init_cfg['checkpoint']
-        if _is_missing(path):
-            options = _dense_init(key, init_cfg, owner)
-            raise FileNotFoundError(_message(f'{key}.checkpoint', path, cfg, options))
-        _check_file(f'{key}.checkpoint', path)
+    problems = []
+    for key, path in _start_weights(cfg):
+        if '://' in path:
+            problem = _unreachable(key, path)
+        elif not os.path.exists(path):
+            problem = _missing_file(key, path, cfg)
+        else:
+            fault = checkpoint_fault(path)
+            if fault is not None:
+                raise ValueError(f'{key}: {fault}')
+            problem = None
+        if problem is not None:
+            problems.append(problem)
+    if problems:
+        raise FileNotFoundError('\n'.join(problems))
 
 
-def _check_file(key: str, path: str) -> None:
-    fault = checkpoint_fault(path) if '://' not in path else None
-    if fault is not None:
-        raise ValueError(f'{key}: {fault}')
+def _start_weights(cfg: Config) -> Iterator[tuple[str, str]]:
+    """The key and the place of everything a training loads before its first step."""
+    if isinstance(cfg.get('load_from'), str):
+        yield 'load_from', cfg.load_from
+    yield from _pretrained('model', cfg.model)
 
 
-def _is_missing(path: str) -> bool:
-    return '://' not in path and not os.path.exists(path)
-
-
-def _pretrained(key: str, node: Any, owner: Mapping) -> Iterator[tuple[str, Mapping, Mapping]]:
-    """Every ``Pretrained`` config below a node: its key, itself, the module it belongs to."""
+def _pretrained(key: str, node: Any) -> Iterator[tuple[str, str]]:
     if isinstance(node, Mapping):
-        if node.get('type') in ('Pretrained', 'PretrainedInit') and isinstance(
-            node.get('checkpoint'), str
-        ):
-            yield key, node, owner
+        place = node.get('checkpoint')
+        if node.get('type') in ('Pretrained', 'PretrainedInit') and isinstance(place, str):
+            yield f'{key}.checkpoint', place
             return
         for name, value in node.items():
-            inside_init = name == 'init_cfg'
-            yield from _pretrained(f'{key}.{name}', value, node if inside_init else owner)
+            if name == 'pretrained' and isinstance(value, str) and _is_place(value):
+                yield f'{key}.pretrained', value
+            yield from _pretrained(f'{key}.{name}', value)
     elif isinstance(node, (list, tuple)):
         for number, value in enumerate(node):
-            yield from _pretrained(f'{key}.{number}', value, owner)
+            yield from _pretrained(f'{key}.{number}', value)
 
 
-def _message(key: str, path: str, cfg: Config, options: str) -> str:
+def _is_place(value: str) -> bool:
+    return '://' in value or value.endswith(('.pth', '.pt'))
+
+
+def _missing_file(key: str, path: str, cfg: Config) -> str:
+    """What to say of a local file that does not exist."""
     maker = _maker(path, cfg)
-    lines = [f'{key}={path!r} does not exist']
     if maker is not None:
-        lines.append(f'It is made by:  python tools/train.py {maker}')
-    else:
-        lines.append(f'Say where the weights are with --cfg-options {key}=<file>')
-    lines.append(f'To start from dense weights instead:  --cfg-options {options}')
-    lines.append('docs/configs.md has more about both.')
-    return '\n'.join(lines)
+        text = f'{key}={path!r} does not exist. It is made by:  python tools/train.py {maker}'
+        public = Path(cfg.filename or '').parent.parent / Path(cfg.filename or '').name
+        if Path(cfg.filename or '').parent.name == 'paper' and public.is_file():
+            text += (
+                f'\nWithout a training before it:  python tools/train.py {os.path.relpath(public)}'
+            )
+        return text
+    return f'{key}={path!r} does not exist. Say where the weights are with --cfg-options {key}=FILE'
 
 
 def _maker(path: str, cfg: Config) -> Optional[str]:
@@ -97,35 +121,78 @@ def _maker(path: str, cfg: Config) -> Optional[str]:
     return None
 
 
-def _dense_load(cfg: Config) -> str:
-    weights = _torchvision(cfg.model.get('backbone') or {})
-    if weights is None:
-        return 'load_from=<checkpoint of the dense model>, or load_from=None for random weights'
-    init = 'model.backbone.init_cfg'
-    return f'load_from=None {init}.type=Pretrained {init}.checkpoint={weights}'
-
-
-def _dense_init(key: str, init_cfg: Mapping, owner: Mapping) -> str:
-    options = [f'{key}.checkpoint={_torchvision(owner) or "<dense weights>"}']
-    if init_cfg.get('prefix') is not None:
-        options.append(f'{key}.prefix=None')
-    gate = owner.get('gate')
-    if isinstance(gate, Mapping):
-        if isinstance(gate.get('norm_cfg'), Mapping):
-            options.append(f'{key.rpartition(".")[0]}.gate.norm_cfg.type=LN')
-        options.append(_DENSE_GATES)
-    return ' '.join(options)
-
-
-def _torchvision(backbone: Mapping) -> Optional[str]:
-    """The public dense weights of a ResNet."""
-    kind, depth = backbone.get('type'), backbone.get('depth')
-    if backbone.get('base_channels', 64) != 64:  # there are none of another width
+def _unreachable(key: str, address: str) -> Optional[str]:
+    """What to say of public weights that cannot be had; None if they can."""
+    scheme, _, name = address.partition('://')
+    url: Optional[str] = address
+    if scheme in _LISTS:
+        known = _LISTS[scheme]()
+        name = get_deprecated_model_names().get(name, name)
+        url = known.get(name)
+        if url is None:
+            near = difflib.get_close_matches(name, known, n=3)
+            hint = f'; did you mean {" or ".join(f"{scheme}://{n}" for n in near)}?' if near else ''
+            return f'{key}={address!r} is not in the list of {scheme}{hint}'
+    if url is None or not url.startswith(('http://', 'https://')):
+        return None  # left to mmengine
+    # Where torch.hub, which mmengine downloads with, keeps them.
+    folder = os.path.join(torch.hub.get_dir(), 'checkpoints')
+    file = os.path.basename(urlparse(url).path)
+    if os.path.exists(os.path.join(folder, file)) or int(os.environ.get('RANK', 0)):
         return None
-    if backbone.get('style') == 'caffe':  # the stride is elsewhere, and so is the blue
-        return f'open-mmlab://detectron2/resnet{depth}_caffe' if depth in (50, 101) else None
-    if depth not in (18, 34, 50, 101, 152) or not isinstance(kind, str):
-        return None
-    if kind.endswith('ResNetV1c'):
-        return f'open-mmlab://resnet{depth}_v1c'
-    return f'torchvision://resnet{depth}' if kind.endswith('ResNet') else None
+    try:
+        with urllib.request.urlopen(url, timeout=_SECONDS):
+            return None
+    except (OSError, ValueError, HTTPException) as error:
+        reason = getattr(error, 'reason', None) or error
+    return (
+        f'{key}={address!r} cannot be fetched: {reason}. Without a network, get {url} elsewhere '
+        f'and put it into {folder} as {file}, or name any other place with --cfg-options {key}=FILE'
+    )
+
+
+_LISTS = {
+    'torchvision': get_torchvision_models,
+    'modelzoo': get_torchvision_models,
+    'open-mmlab': get_external_models,
+    'openmmlab': get_external_models,
+    'mmcls': get_mmcls_models,
+}
+
+
+class NewGatesHook(Hook):
+    """Counts the gates that the checkpoint of a dense network does not have.
+
+    They keep their initial values; mmengine would list every key of them as missing. A
+    checkpoint that has no weight of the model is refused.
+    """
+
+    priority = 'VERY_HIGH'
+
+    def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        weights = checkpoint.get('state_dict', checkpoint)
+        if not isinstance(weights, dict):
+            return
+        model, keys, gates = unwrap(runner.model), 0, 0
+        names = {key.removeprefix('module.') for key in weights}
+        if not names & set(model.state_dict()):
+            raise CheckpointMismatchError(
+                f'load_from: the checkpoint has no weight of the {type(model).__name__}; it has '
+                f'{", ".join(list(names)[:3])}, ... A backbone alone goes to '
+                'model.backbone.init_cfg; tools/convert_weights.py makes a classifier of '
+                "torchvision's weights"
+            )
+        for name, gate in find_gates(model).items():
+            new = {
+                f'{name}.{key}': value
+                for key, value in gate.state_dict().items()
+                if f'{name}.{key}' not in names
+            }
+            keys += sum(not key.endswith('num_batches_tracked') for key in new)
+            gates += bool(new)
+            weights.update(new)
+        if gates and is_main_process():
+            print_log(
+                f'load_from: {keys} keys of {gates} gates are new, not in the checkpoint',
+                logger='current',
+            )

@@ -145,7 +145,13 @@ SMALL = {
 }
 
 
-def small_options(cfg, data, work_dir):
+@pytest.fixture
+def small_options(data):
+    """``small_options(cfg, work_dir)``: a config cut down to a few small pictures."""
+    return lambda cfg, work_dir: _small_options(cfg, data, work_dir)
+
+
+def _small_options(cfg, data, work_dir):
     """What would stand behind ``--cfg-options`` for two training steps and a test pass."""
     options = {
         'work_dir': str(work_dir),
@@ -204,7 +210,7 @@ def train_and_test(data, tmp_path, monkeypatch):
 
     def run(config):
         cfg = Config.fromfile(config)
-        cfg.merge_from_dict(small_options(cfg, data, tmp_path))
+        cfg.merge_from_dict(_small_options(cfg, data, tmp_path))
         cfg.launcher = 'none'
         launch.prepare(cfg, splits=('train', 'test'))
         report.add_macs_hook(cfg)

@@ -13,7 +13,15 @@ import fgc_mm  # noqa: F401
 from fgc_mm.gates import find_gates
 
 CONFIGS = Path(__file__).parents[2] / 'configs'
-FGC = sorted(path.stem for path in CONFIGS.glob('*_fgc_*.py'))
+USERS = sorted(path.stem for path in CONFIGS.glob('*.py'))
+FGC = sorted(f'paper/{path.stem}' for path in CONFIGS.glob('paper/*_fgc_*.py'))
+# Share of the backbone's MACs that the paper saves.
+COSTS = {
+    'faster_rcnn_r34': 0.52,
+    'faster_rcnn_r50': 0.343,
+    'pspnet_r50': 0.346,
+    **{f'resnet{depth}': 0.422 for depth in (18, 34, 50)},
+}
 
 
 def load(name):
@@ -30,6 +38,7 @@ CITYSCAPES = (1e-4, 4, 0.02, 5e-4, 300, 6, None, None)
 
 
 def expected(name):
+    name = name.removeprefix('paper/')
     if name.startswith(('wrn', 'mobilenet')):
         return SHORT
     by_dataset = dict(
@@ -77,16 +86,22 @@ def test_schedule_and_losses(name):
     ],
 )
 def test_coupled_layers(pattern, layers):
-    names = [name for name in FGC if re.match(pattern, name)]
+    names = [name for name in FGC if re.match(f'paper/({pattern})', name)]
     assert names
     for name in names:
         assert load(name).custom_hooks[-1].layers == layers, name
 
 
+def without_work_dir(name):
+    cfg = load(name).to_dict()
+    cfg.pop('work_dir', None)
+    return cfg
+
+
 @pytest.mark.parametrize('name', FGC)
 def test_without_coupling_nothing_else_differs(name):
     """The paper's "w/o FGC" is the same second stage."""
-    fgc, gated = (load(n).to_dict() for n in (name, name.replace('_fgc_', '_gated_')))
+    fgc, gated = (without_work_dir(n) for n in (name, name.replace('_fgc_', '_gated_')))
     assert fgc.pop('custom_hooks')[:-1] == gated.pop('custom_hooks')
     if 'init_cfg' in fgc['model']['backbone']:  # each goes on from its own ImageNet training
         ours, theirs = (c['model']['backbone']['init_cfg'].pop('checkpoint') for c in (fgc, gated))
@@ -94,26 +109,67 @@ def test_without_coupling_nothing_else_differs(name):
     assert fgc == gated
 
 
-@pytest.mark.parametrize('path', sorted(CONFIGS.glob('*.py')), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    'path', sorted(CONFIGS.glob('paper/*.py')), ids=lambda path: f'paper/{path.stem}'
+)
 def test_weights_come_from_a_config_that_makes_them(path):
     cfg = Config.fromfile(path)
+    assert cfg.work_dir == f'work_dirs/paper/{path.stem}'
     starts = [cfg.load_from, (cfg.model.backbone.get('init_cfg') or {}).get('checkpoint')]
     starts = [start for start in starts if start and '://' not in start]
     assert bool(starts) == bool(re.search('_(gated|fgc)_|pspnet_r50_bas_', path.stem))
     for start in starts:
-        folder, name, file = start.split('/')
-        made = load(name)
+        folder, _, file = start.rpartition('/')
+        made = load(folder.removeprefix('work_dirs/'))
         epochs = made.train_cfg.max_epochs
-        assert (folder, file) == ('work_dirs', f'epoch_{epochs}.pth')
+        assert (folder, file) == (made.work_dir, f'epoch_{epochs}.pth')
         assert epochs % made.default_hooks.checkpoint.interval == 0
+
+
+@pytest.mark.parametrize('name', USERS)
+def test_users_start_from_public_weights(name):
+    cfg = load(name)
+    place = cfg.load_from or cfg.model.backbone.init_cfg.checkpoint
+    assert place.startswith(('torchvision://', 'https://download.openmmlab.com/'))
+    assert cfg.model.get('pretrained') is None
+    assert str(re.search('(?:r|resnet)([0-9]+)_', name)[1]) in place
+
+
+@pytest.mark.parametrize('name', [n for n in USERS if '_baseline_' not in n])
+def test_users_end_at_the_cost_of_the_paper(name):
+    cfg, dense = load(name), load(re.sub('_(bas|gated|fgc)_', '_baseline_', name))
+    hooks = {hook.type: hook for hook in cfg.custom_hooks}
+    assert hooks['BudgetHook'].save == COSTS[re.match('(.*)_(bas|gated|fgc)_', name)[1]]
+    assert 'L0Hook' not in hooks and 'GatedMACsHook' in hooks
+    if '_bas_' in name:
+        assert hooks['BatchShapingHook'].zeta.end == 'budget'
+    # Epochs, pictures and optimizer are those of the dense one, and so the paper's.
+    for key in ('train_cfg', 'param_scheduler', 'train_dataloader', 'test_dataloader', 'load_from'):
+        assert cfg.get(key) == dense.get(key), key
+    assert cfg.optim_wrapper.optimizer == dense.optim_wrapper.optimizer
+
+
+@pytest.mark.parametrize('name', [n for n in USERS if '_fgc_' in n])
+def test_users_couple_as_the_paper_does(name):
+    """Layers and k; the rest is that of the gated config."""
+    ours, papers, gated = load(name), load(f'paper/{name}'), load(name.replace('_fgc_', '_gated_'))
+    fgc, theirs = ours.custom_hooks[-1], papers.custom_hooks[-1]
+    assert (fgc.layers, fgc.k) == (theirs.layers, theirs.k)
+    assert fgc.eta.start == 'budget'
+    for key in ('train_cfg', 'param_scheduler'):
+        assert ours.get(key) == papers.get(key), key
+    assert ours.optim_wrapper.optimizer == papers.optim_wrapper.optimizer
+    mine, other = ours.to_dict(), gated.to_dict()
+    assert mine.pop('custom_hooks')[:-1] == other.pop('custom_hooks')
+    assert mine == other
 
 
 @pytest.mark.parametrize(
     ('source', 'target'),
     [
-        ('resnet34_fgc_imagenet', 'faster_rcnn_r34_fgc_voc'),
-        ('resnet50_fgc_imagenet', 'faster_rcnn_r50_fgc_voc'),
-        ('resnet50_fgc_imagenet', 'pspnet_r50_fgc_cityscapes'),
+        ('paper/resnet34_fgc_imagenet', 'paper/faster_rcnn_r34_fgc_voc'),
+        ('paper/resnet50_fgc_imagenet', 'paper/faster_rcnn_r50_fgc_voc'),
+        ('paper/resnet50_fgc_imagenet', 'paper/pspnet_r50_fgc_cityscapes'),
     ],
 )
 def test_gated_classifier_goes_into_detector_and_segmentor(source, target, tmp_path):

@@ -64,22 +64,10 @@ def beside_configs(tmp_path):
 
 def test_pickled_cifar100(beside_configs):
     cfg = beside_configs(configs_in('docs/data.md')['configs/my_resnet20_cifar100.py'])
-    base = Config.fromfile(PROJECT / 'configs/resnet20_fgc_cifar100.py')
+    base = Config.fromfile(PROJECT / 'configs/paper/resnet20_fgc_cifar100.py')
     for split in ('train', 'val', 'test'):
         dataset, before = (c[f'{split}_dataloader'].dataset.to_dict() for c in (cfg, base))
         assert dataset['type'] == 'CIFAR100'
         assert set(dataset) == {'type', 'data_root', 'split', 'pipeline'}
         assert (dataset['split'], dataset['pipeline']) == (before['split'], before['pipeline'])
 
-
-def test_from_dense_weights_as_a_file_or_as_options(beside_configs):
-    """Both ways on the page are the same."""
-    page = (PROJECT / 'docs/configs.md').read_text()
-    cfg = beside_configs(configs_in('docs/configs.md')['configs/my_faster_rcnn.py'])
-    command = re.search(r'--cfg-options \\\n(.*?)```', page, re.DOTALL)[1].replace('\\\n', '')
-    options = dict(option.split('=') for option in command.split())
-    numbers = {'None': None, '10': 10}
-    other = Config.fromfile(PROJECT / 'configs/faster_rcnn_r50_fgc_voc.py')
-    other.merge_from_dict({key: numbers.get(value, value) for key, value in options.items()})
-    for key in ('model', 'optim_wrapper', 'custom_hooks'):
-        assert cfg[key] == other[key]

@@ -78,6 +78,7 @@ def test_a_low_bias_is_no_closed_gate(make_runner, toy):
         (0.03, 1),
         (dict(start=0, end=3, value=0.03), 1),
         (dict(start=2, end=3, value=0.03), 0),
+        (dict(start='budget', value=0.03), 0),
     ],
 )
 def test_coupling_before_the_target_is_mentioned(eta, said, digits_cfg, build, monkeypatch):
@@ -86,7 +87,7 @@ def test_coupling_before_the_target_is_mentioned(eta, said, digits_cfg, build, m
     lines = []
     monkeypatch.setattr(runner.logger, 'info', lines.append)
     runner.train()
-    assert len([line for line in lines if 'FGCHook couples from the start on' in line]) == said
+    assert len([line for line in lines if 'couples from the start on' in line]) == said
 
 
 class Lifted(Hook):

@@ -1,7 +1,12 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
-import pytest
+from types import SimpleNamespace
 
-from fgc_mm.engine import build_schedule
+import pytest
+from mmengine.hooks import Hook
+
+from fgc_mm.engine import BudgetHook, build_schedule
+
+EPOCHS = dict(by_epoch=True, max_epochs=10)
 
 
 def test_a_number_is_constant():
@@ -43,8 +48,45 @@ def test_a_step():
         (None, 'rho=None'),
         (float('nan'), 'rho=nan'),
         ([0.4], r'rho=\[0.4\]'),
+        (dict(start='budged', end=2, value=1), "rho.start='budged' must be a finite number"),
+        (dict(start='budget', end=2, value=1), "start='budget' the value rises within one epoch"),
+        (dict(start=-1, end='budget', value=1), 'rho: start=-1'),
     ],
 )
 def test_wrong_configs_are_named(cfg, message):
     with pytest.raises(ValueError, match=message):
         build_schedule(cfg, 'rho')
+
+
+@pytest.mark.parametrize(
+    ('cfg', 'start', 'end'),
+    [
+        (dict(start='budget', value=1), 3, 4),
+        (dict(start=1, end='budget', begin=2, value=0), 1, 3),
+        (dict(start=5, end='budget', begin=2, value=0), 3, 3),
+        (dict(start=1, end=2, value=1), 1, 2),
+        (0.4, 0, 0),
+    ],
+)
+@pytest.mark.parametrize('loop', [dict(max_iters=30), dict(train_cfg=EPOCHS)])
+def test_waiting_for_the_budget(cfg, start, end, loop, make_runner):
+    """10 epochs of 3 iterations; the budget is met after 30 % of them."""
+    settled = []
+
+    class Asks(Hook):
+        def before_train(self, runner):
+            settled.append(build_schedule(cfg, 'rho').settled(runner, 'rho'))
+            settled.append(settled[0].settled(runner, 'rho'))
+
+    make_runner([dict(type='BudgetHook', target=0.5, reach=0.3), Asks()], **loop).train()
+    assert (settled[0].start, settled[0].end) == pytest.approx((start, end))
+    assert settled[0] == settled[1]
+
+
+def test_without_a_budget_there_is_nothing_to_wait_for():
+    schedule = build_schedule(dict(start='budget', value=1), 'FGCHook: eta')
+    with pytest.raises(ValueError, match="FGCHook: eta: 'budget' waits for a BudgetHook"):
+        schedule.settled(SimpleNamespace(hooks=[]), 'FGCHook: eta')
+    with pytest.raises(ValueError, match='call settled'):
+        schedule.at(1)
+    assert BudgetHook(target=0.5, reach=0.3).reached_at(SimpleNamespace(max_iters=200)) == 60

@@ -19,7 +19,7 @@ CONFIGS = {
     'budget': 'configs/demo/resnet18_digits_budget.py',
     'detector': 'configs/demo/faster_rcnn_r18_digits_gated.py',
     'segmentor': 'configs/demo/pspnet_r18_digits_gated.py',
-    'cifar': 'configs/resnet20_baseline_cifar10.py',
+    'cifar': 'configs/paper/resnet20_baseline_cifar10.py',
 }
 _TREES = {'detector': 'voc', 'segmentor': 'seg', 'cifar': 'cifar'}
 _SPLITS = ('train', 'val', 'test')

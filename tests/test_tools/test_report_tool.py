@@ -262,7 +262,7 @@ def test_folders_without_a_run(run_tool, tmp_path, monkeypatch):
 
 
 def test_the_figures_of_the_paper():
-    (fgc, other) = published_figures('configs/resnet20_fgc_cifar10')
+    (fgc, other) = published_figures('configs/paper/resnet20_fgc_cifar10')
     assert 'the paper' in fgc['source'] and fgc['metrics']['Top 1 Error'] == 7.91
     assert other['metrics']['Pruning Ratio'] == 57.4
     # A name that fits two configs says of which each figure is.

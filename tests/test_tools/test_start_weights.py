@@ -1,104 +1,144 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
 """What tools/train.py says when the weights to start from are not there."""
 
-import argparse
-import re
+import urllib.error
+import urllib.request
 
 import pytest
 import torch
-from mmengine.config import Config, DictAction
-from mmengine.optim import build_optim_wrapper
-from mmengine.registry import MODELS, init_default_scope
+from mmengine.config import Config
 
-from fgc_mm.engine.start_weights import check_start_weights
+from fgc_mm.engine import start_weights
+from fgc_mm.engine.checkpoint_fit import CheckpointMismatchError
+from fgc_mm.engine.start_weights import NewGatesHook, check_start_weights
 
 INIT = 'model.backbone.init_cfg.checkpoint'
-CASES = {
-    'resnet20_fgc_cifar10': ('load_from', 'resnet20_bas_cifar10'),
+MADE = {
+    'paper/resnet20_fgc_cifar10': ('load_from', 'paper/resnet20_bas_cifar10'),
     'demo/pspnet_r18_digits_gated': ('load_from', 'demo/pspnet_r18_digits'),
-    'resnet18_gated_imagenet': ('load_from', 'resnet18_bas_imagenet'),
-    'faster_rcnn_r34_fgc_voc': (INIT, 'resnet34_fgc_imagenet'),
-    'pspnet_r50_gated_cityscapes': (
-        'model.backbone.init_cfg.checkpoint',
-        'resnet50_gated_imagenet',
-    ),
+    'paper/faster_rcnn_r34_fgc_voc': (INIT, 'paper/resnet34_fgc_imagenet'),
+    'paper/pspnet_r50_gated_cityscapes': (INIT, 'paper/resnet50_gated_imagenet'),
+}
+PUBLIC = {
+    'faster_rcnn_r50_fgc_voc': (INIT, 'resnet50-0676ba61.pth'),
+    'pspnet_r50_baseline_cityscapes': (INIT, 'resnet50-0676ba61.pth'),
+    'resnet34_gated_imagenet': ('load_from', 'resnet34_8xb32_in1k_20210831-f257d4e6.pth'),
 }
 
 
-@pytest.mark.parametrize('name', CASES)
+@pytest.mark.parametrize('name', MADE)
 def test_one_message_with_the_config_that_makes_them(name, run_tool, tmp_path):
-    key, maker = CASES[name]
-    config = f'configs/{name}.py'
-    nowhere = str(tmp_path / 'work_dirs' / maker.rpartition('/')[2] / 'epoch_9.pth')
+    key, maker = MADE[name]
+    nowhere = f'{tmp_path}/work_dirs/{maker.rpartition("/")[2]}/epoch_9.pth'
     options = ['--cfg-options', f'{key}={nowhere}']
-    code, _, err = run_tool('train', config, '--work-dir', tmp_path, *options)
+    code, _, err = run_tool('train', f'configs/{name}.py', '--work-dir', tmp_path, *options)
     assert code == 2
     assert 'Traceback' not in err
     assert f'{key}={nowhere!r} does not exist' in err
     assert f'python tools/train.py configs/{maker}.py' in err
-    assert '--cfg-options' in err
-    # Public weights do not fit the demo's narrow network.
-    assert ('://' in err) == (not name.startswith(('demo', 'resnet20')))
-
-
-def advised(message):
-    """The options a message advises, as a user would give them."""
-    options = re.search(r'instead:  --cfg-options (.*)', message)[1].split()
-    parser = argparse.ArgumentParser()
-    parser.add_argument('--cfg-options', nargs='+', action=DictAction)
-    return parser.parse_args(['--cfg-options', *options]).cfg_options
-
-
-@pytest.fixture
-def from_dense(run_tool):
-    """``from_dense(config name)``: its config with the options the error advises."""
-
-    def load(name):
-        cfg = Config.fromfile(f'configs/{name}.py')
-        key, _ = CASES[name]
-        cfg.merge_from_dict({key: 'work_dirs/nowhere/epoch_1.pth'})
-        with pytest.raises(FileNotFoundError) as caught:
-            check_start_weights(cfg)
-        cfg.merge_from_dict(advised(str(caught.value)))
-        check_start_weights(cfg)
-        return cfg
-
-    return load
-
-
-@pytest.mark.parametrize('name', ['faster_rcnn_r34_fgc_voc', 'pspnet_r50_gated_cityscapes'])
-def test_the_advice_lets_gates_learn_from_dense_weights(name, from_dense):
-    """Dense public weights, layer norm, and ten times the learning rate for the gates."""
-    cfg = from_dense(name)
-    depth = cfg.model.backbone.depth
-    start = cfg.model.backbone.init_cfg
-    assert (start.checkpoint, start.prefix) == (f'torchvision://resnet{depth}', None)
-    init_default_scope(cfg.default_scope)
-    narrow = dict(base_channels=8, stem_channels=8, init_cfg=None)
-    model = torch.nn.ModuleDict({'backbone': MODELS.build({**cfg.model.backbone, **narrow})})
-    gates = [m for m in model.modules() if type(m).__name__ == 'BinConcreteGate']
-    assert gates and all(isinstance(gate.norm, torch.nn.LayerNorm) for gate in gates)
-    optimizer = build_optim_wrapper(model, cfg.optim_wrapper).optimizer
-    of = {id(p): group for group in optimizer.param_groups for p in group['params']}
-    lr = cfg.optim_wrapper.optimizer.lr
-    assert {of[id(p)]['lr'] for gate in gates for p in gate.parameters()} == {10 * lr}
-    assert of[id(model.backbone.layer4[0].conv1.weight)]['lr'] == lr
-
-
-def test_the_advice_for_a_classifier(from_dense):
-    cfg = from_dense('resnet18_gated_imagenet')
-    assert cfg.load_from is None
-    assert cfg.model.backbone.init_cfg.to_dict() == dict(
-        type='Pretrained', checkpoint='torchvision://resnet18'
+    stem = name.removeprefix('paper/')
+    assert (f'before it:  python tools/train.py configs/{stem}.py' in err) == (
+        'cifar' not in name and 'paper' in name
     )
 
 
-def test_files_and_addresses_pass(tmp_path):
+@pytest.fixture
+def offline(tmp_path, monkeypatch):
+    """No server answers, and nothing is in the cache, whose folder is returned."""
+
+    def refuse(url, timeout):
+        raise urllib.error.URLError('no network here')
+
+    monkeypatch.setattr(urllib.request, 'urlopen', refuse)
+    monkeypatch.setenv('TORCH_HOME', str(tmp_path / 'torch'))
+    return tmp_path / 'torch/hub/checkpoints'
+
+
+@pytest.mark.parametrize('name', PUBLIC)
+def test_public_weights_without_a_network(name, offline):
+    """File, folder and option; nothing is asked of a server once the file is there."""
+    key, file = PUBLIC[name]
+    cfg = Config.fromfile(f'configs/{name}.py')
+    with pytest.raises(FileNotFoundError) as caught:
+        check_start_weights(cfg)
+    message = str(caught.value)
+    assert f'{key}=' in message and 'no network here' in message
+    assert f'{offline} as {file}' in message
+    assert f'--cfg-options {key}=FILE' in message
+    offline.mkdir(parents=True)
+    (offline / file).touch()
+    check_start_weights(cfg)
+
+
+def test_weights_and_data_are_told_together(run_tool, tmp_path):
+    """One look at what is missing, not one after the other."""
+    nowhere = [f'{split}_dataloader.dataset.data_root={tmp_path}/no' for split in ('train', 'val')]
+    options = ['--cfg-options', f'{INIT}={tmp_path}/none.pth', *nowhere]
+    config = 'configs/faster_rcnn_r50_fgc_voc.py'
+    code, _, err = run_tool('train', config, '--work-dir', tmp_path, *options)
+    assert code == 2
+    assert f"{INIT}='{tmp_path}/none.pth' does not exist" in err
+    assert f'the folder {tmp_path}/no does not exist' in err
+    assert 'docs/data.md' in err
+
+
+def test_only_the_first_process_asks_a_server(offline, monkeypatch):
+    monkeypatch.setenv('RANK', '1')
+    check_start_weights(Config.fromfile('configs/faster_rcnn_r50_fgc_voc.py'))
+
+
+def test_a_name_that_is_in_no_list(offline):
+    model = dict(backbone=dict(pretrained='torchvision://resnet51'))
+    with pytest.raises(
+        FileNotFoundError, match=r'model\.backbone\.pretrained=.*did you mean.*resnet50'
+    ):
+        check_start_weights(Config(dict(model=model)))
+
+
+def test_files_and_other_addresses_pass(tmp_path):
     file = tmp_path / 'weights.pth'
     torch.save({}, file)
     init_cfg = [dict(type='Kaiming'), dict(type='Pretrained', checkpoint=str(file))]
-    model = dict(backbone=dict(init_cfg=init_cfg), head=dict(pretrained='open-mmlab://vgg16'))
-    check_start_weights(Config(dict(model=model, load_from='https://example.org/a.pth')))
+    model = dict(backbone=dict(init_cfg=init_cfg), head=dict(pretrained='s3://a/vgg16.pth'))
+    check_start_weights(Config(dict(model=model, load_from='petrel://a.pth')))
     file.unlink()
     with pytest.raises(FileNotFoundError, match=r'model\.backbone\.init_cfg\.1\.checkpoint='):
         check_start_weights(Config(dict(model=model)))
+
+
+class _Runner:
+    def __init__(self, model):
+        self.model = model
+
+
+def test_load_from_counts_new_gates(gated_and_dense, monkeypatch):
+    """In place of a list of every key of every gate."""
+    gated, dense = gated_and_dense
+    checkpoint, said = {'state_dict': dict(dense.state_dict())}, []
+    monkeypatch.setattr(start_weights, 'print_log', lambda text, **_: said.append(text))
+    NewGatesHook().after_load_checkpoint(_Runner(gated), checkpoint)
+    assert said == ['load_from: 56 keys of 8 gates are new, not in the checkpoint']
+    assert set(checkpoint['state_dict']) == set(gated.state_dict())
+    before = {k: v.clone() for k, v in gated.state_dict().items() if 'gate' in k}
+    gated.load_state_dict(checkpoint['state_dict'])
+    assert all(torch.equal(gated.state_dict()[k], v) for k, v in before.items())
+
+
+def test_load_from_of_another_network_is_refused(gated_and_dense):
+    gated, dense = gated_and_dense
+    backbone = {f'module.{key}': value for key, value in dense.backbone.state_dict().items()}
+    with pytest.raises(CheckpointMismatchError, match='no weight of the ImageClassifier'):
+        NewGatesHook().after_load_checkpoint(_Runner(gated), {'state_dict': backbone})
+
+
+@pytest.fixture
+def gated_and_dense():
+    from mmengine.registry import MODELS, init_default_scope
+
+    cfg = Config.fromfile('configs/resnet18_gated_imagenet.py')
+    init_default_scope('mmpretrain')
+    cfg.model.backbone.update(base_channels=8, stem_channels=8)
+    cfg.model.head.in_channels = 64
+    gated = MODELS.build(cfg.model)
+    cfg.model.backbone.gate = None
+    return gated, MODELS.build(cfg.model)
