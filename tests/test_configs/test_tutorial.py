@@ -70,4 +70,3 @@ def test_pickled_cifar100(beside_configs):
         assert dataset['type'] == 'CIFAR100'
         assert set(dataset) == {'type', 'data_root', 'split', 'pipeline'}
         assert (dataset['split'], dataset['pipeline']) == (before['split'], before['pipeline'])
-
