@@ -248,7 +248,7 @@ def approximate(args) -> None:
 
 def step(args) -> None:
     """A training step of gated ResNet-20 with FGC on two blocks, and without."""
-    from fgc_mm.backbones import GatedResNetCifar
+    from fgc_mm.nets import GatedResNetCifar
 
     torch.manual_seed(0)
     backbone, head = GatedResNetCifar(20).train(), torch.nn.Linear(64, 10)

@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 import torch
 
-from fgc_mm.backbones import GatedResNet
+from fgc_mm.nets import GatedResNet
 
 
 def parse_args() -> argparse.Namespace:

@@ -29,7 +29,8 @@ from mmengine.config import Config
 from mmengine.hooks import Hook
 
 import fgc_mm  # noqa: F401  registers gates, backbones and hooks
-from fgc_mm.engine import FiniteHook, launch
+from fgc_mm.cli.run import run as run_command
+from fgc_mm.runtime import FiniteHook, launch
 
 ROOT = Path(__file__).parents[1]
 PER_EPOCH, BATCH = 25, 8
@@ -162,4 +163,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    launch.run(main)
+    run_command(main)

@@ -55,8 +55,8 @@ from speed_models import (
 )
 from speed_plot import draw, table
 
-from fgc_mm.complexity import count_macs
 from fgc_mm.inference import keep_memory
+from fgc_mm.macs import count_macs
 
 LAYOUTS = dict(channels_last=torch.channels_last, contiguous=torch.contiguous_format)
 DISTURBED = 0.03

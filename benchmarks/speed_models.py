@@ -16,12 +16,12 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from mmengine.utils import import_modules_from_strings
 
-from fgc_mm.backbones import GatedBackbone
-from fgc_mm.engine import launch
 from fgc_mm.gates import find_gates
 from fgc_mm.inference import GateUsage, enable_sparse, slim
 from fgc_mm.inference.slim_files import load_fitting
 from fgc_mm.inference.sparse import ChannelsLastForward, prepare
+from fgc_mm.nets import GatedBackbone
+from fgc_mm.runtime import launch
 
 MODELS_WITH_HEADS = {
     'faster_rcnn': 'mmdet::faster_rcnn/faster-rcnn_r50_fpn_1x_coco.py',

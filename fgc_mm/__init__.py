@@ -3,18 +3,76 @@
 
 ``import fgc_mm``, or ``custom_imports = dict(imports=['fgc_mm'])`` in a config,
 registers everything under its plain name, whatever the config's default scope.
-mmdet, mmseg and mmpretrain are not imported here.
+mmdet, mmseg and mmpretrain are not imported here. The names below are imported when they
+are first used.
 """
 
-from .versions import check_versions
+from __future__ import annotations
 
-check_versions()
+import importlib
+import os
+import sys
+from typing import Any
 
-from . import backbones, datasets, engine, evaluation, gates, inference  # noqa: E402
-from .registration import teach_config_scopes  # noqa: E402
+from .versions import __version__, check_versions
 
-teach_config_scopes()
+_PUBLIC = {
+    'BatchShapingHook': 'training',
+    'BinConcreteGate': 'gates',
+    'BudgetHook': 'training',
+    'DensityHook': 'training',
+    'FBSGate': 'gates',
+    'FGCHook': 'training',
+    'FgcError': 'errors',
+    'FiniteHook': 'runtime',
+    'GatedMACsHook': 'evaluation',
+    'L0Hook': 'training',
+    'LayerCoupling': 'coupling',
+    'SafeCheckpointHook': 'runtime',
+    'SparseInferenceHook': 'inference',
+    'count_macs': 'macs',
+    'disable_sparse': 'inference',
+    'enable_sparse': 'inference',
+    'export': 'inference',
+    'find_gates': 'gates',
+    'set_threshold': 'gates',
+    'slim': 'inference',
+}
+_REGISTERED = ('datasets', 'evaluation', 'gates', 'inference', 'nets', 'runtime', 'training')
 
-__version__ = '0.1.0'
+__all__ = ['__version__', 'register', *_PUBLIC]
 
-__all__ = ['__version__', 'backbones', 'datasets', 'engine', 'evaluation', 'gates', 'inference']
+
+def register() -> None:
+    """Put gates, networks, hooks, metrics and datasets into OpenMMLab's registries.
+
+    Raises:
+        ImportError: If an installed package does not fit.
+    """
+    check_versions()
+    for room in _REGISTERED:
+        importlib.import_module(f'.{room}', __name__)
+    from .runtime.config_scopes import teach_config_scopes
+
+    teach_config_scopes()
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+    return getattr(importlib.import_module(f'.{_PUBLIC[name]}', __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _is_command() -> bool:
+    """Whether this is the start of ``fgc`` or ``python -m fgc_mm``, which register before they
+    run a command: their help needs neither torch nor mmengine, which take seconds."""
+    started = sys.argv[0] if sys.argv else ''
+    return started == '-m' or os.path.splitext(os.path.basename(started))[0] == 'fgc'
+
+
+if not _is_command():
+    register()

@@ -1,5 +1,7 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
-"""Which versions of the stack fit, checked without importing any of it.
+"""The version of fgc_mm, and which versions of the stack fit.
+
+The latter is checked without importing any of it.
 
 Every OpenMMLab package comes in two lines with the same import name: the
 original one (``mmdet``) and the maintained one (``onedl-mmdetection``). Either
@@ -12,6 +14,8 @@ from importlib import metadata
 from typing import NamedTuple, Optional
 
 from packaging.version import Version
+
+__version__ = '0.1.0'
 
 
 class Requirement(NamedTuple):

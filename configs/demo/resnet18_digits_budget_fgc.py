@@ -1,4 +1,4 @@
-# resnet18_digits_budget.py with Feature-Gate Coupling on the last stage: for tools/tradeoff.py.
+# resnet18_digits_budget.py with Feature-Gate Coupling on the last stage: for experiments/tradeoff.py.
 # Coupled from the third epoch on, when the budget is met: while it closes gates, rows of the bank are of more open ones and would
 # pull them back.
 _base_ = 'resnet18_digits_budget.py'

@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 
 from ..coupling import neighbour_overlap
 from . import style
-from .extra import need
 from .gate_table import GateTable, short_name
+from .optional_packages import need
 from .progress import progress
 from .tables import write_csv
 

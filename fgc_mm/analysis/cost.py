@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from . import style
-from .extra import need
 from .gate_table import GateTable
+from .optional_packages import need
 from .tables import write_csv
 from .thumbnails import Thumbnails, show
 

@@ -10,10 +10,10 @@ from typing import Any, Optional
 import numpy as np
 from matplotlib.figure import Figure
 
-from ..engine.launch import UsageError
+from ..errors import UsageError
 from . import style
-from .extra import need
 from .gate_table import GateTable, short_name
+from .optional_packages import need
 from .progress import progress
 from .tables import write_csv
 

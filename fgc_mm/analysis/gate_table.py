@@ -12,7 +12,7 @@ from typing import Any, Union
 
 import numpy as np
 
-from ..gates.utils import match_blocks
+from ..gates import match_blocks
 
 MACS = ('backbone_executed', 'backbone_dense', 'model_executed', 'model_dense')
 SPACES = ('logits', 'mask', 'feature')

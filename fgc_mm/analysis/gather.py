@@ -21,21 +21,16 @@ from mmengine.registry import DATASETS, DefaultScope
 from mmengine.runner import Runner
 from torch.utils.data import Subset
 
-from ..datasets.broken import name_broken_pictures
-from ..engine import launch, unwrap
-from ..engine.checkpoint_fit import CheckpointFitHook, CheckpointMismatchError
-from ..engine.launch import UsageError
-from ..engine.safe_loading import CheckpointFileError
+from ..datasets import name_broken_pictures
+from ..errors import CheckpointError, UsageError
 from ..evaluation import PredictionCounter, read_macs
 from ..gates import Gate, find_gates, select_blocks
+from ..runtime import launch, unwrap
+from ..runtime.checkpoint_fit import CheckpointFitHook
+from ..runtime.config_files import existing
 from .gate_table import MACS, GateTable
 from .layer_costs import LayerCosts
 from .progress import progress
-
-
-class NoGatesError(UsageError):
-    """A network without gates, or weights without them."""
-
 
 _FORMAT = 2  # of the cache; raised when what is gathered changes
 
@@ -104,7 +99,7 @@ def local_file(checkpoint: str) -> str:
             f'checkpoint {checkpoint} is an address; download it and name the file, beside which '
             'the figures and what they are drawn from are kept'
         )
-    return launch.existing(checkpoint)
+    return existing(checkpoint)
 
 
 def _check_finite(table: GateTable, checkpoint: str) -> None:
@@ -163,7 +158,7 @@ def _runner(cfg: Config, checkpoint: str, work_dir: str) -> Runner:
     runner = launch.build_runner(cfg)
     gates = find_gates(unwrap(runner.model))
     if not gates:
-        raise NoGatesError(
+        raise UsageError(
             f'the model {type(unwrap(runner.model)).__name__} of this config has no gates to look '
             "at; take a config with a gated backbone, such as backbone=dict(type='GatedResNet')"
         )
@@ -172,14 +167,14 @@ def _runner(cfg: Config, checkpoint: str, work_dir: str) -> Runner:
     try:
         runner.load_or_resume()
     except _GatesMissing as error:
-        raise NoGatesError(str(error)) from error
-    except (CheckpointMismatchError, CheckpointFileError) as error:
+        raise UsageError(str(error)) from error
+    except CheckpointError as error:
         raise UsageError(str(error)) from error
     runner.model.eval()
     return runner
 
 
-class _GatesMissing(CheckpointMismatchError):
+class _GatesMissing(CheckpointError):
     pass
 
 

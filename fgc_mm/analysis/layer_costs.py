@@ -11,15 +11,16 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from ..complexity import Attachments, GatedConv, ImageMACs, block_sites, gated_convs, open_share
-from ..complexity.layers import call_macs, is_counted
 from ..gates import find_gates
+from ..macs import GatedConv, ImageMACs, block_sites, gated_convs, open_share
+from ..macs.layers import call_macs, is_counted
+from ..runtime import Attachments
 
 
 class LayerCosts:
     """Counts dense and executed MACs of every layer while a model runs.
 
-    The decisions come with the :class:`~fgc_mm.complexity.ImageMACs` of the
+    The decisions come with the :class:`~fgc_mm.macs.ImageMACs` of the
     same pictures, so the sums over the layers are those of the images.
 
     Args:

@@ -10,7 +10,7 @@ from typing import Any, Optional
 import numpy as np
 from matplotlib.figure import Figure
 
-from ..engine.launch import UsageError
+from ..errors import UsageError
 from . import style
 from .gate_table import GateTable, short_name
 from .tables import write_csv

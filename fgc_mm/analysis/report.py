@@ -11,13 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
-from ..datasets import BrokenPictureError
-from ..engine.launch import UsageError
-from .extra import need
+from ..errors import DataError, UsageError
 from .gather import check_max_images, gather
+from .optional_packages import need
 from .report_data import payload
 from .report_runs import ReportRun, read_run
-from .results import metric_unit
+from .tradeoff import metric_unit
 
 TEMPLATES = Path(__file__).parent / 'templates'
 _SAME = {
@@ -99,7 +98,7 @@ def _look_at_gates(run: ReportRun, split: str, max_images: Optional[int], networ
         cache = run.folder / 'analysis' / 'cache'
         try:
             run.table = gather(run.cfg, str(run.checkpoint), split, max_images, cache)
-        except (UsageError, BrokenPictureError) as error:  # a dense network, data elsewhere now
+        except (UsageError, DataError) as error:  # a dense network, data elsewhere now
             run.note = str(error)
 
 

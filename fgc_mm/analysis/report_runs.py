@@ -11,11 +11,11 @@ from typing import Any, Optional
 import yaml
 from mmengine.config import Config
 
-from ..engine import launch
-from ..engine.launch import UsageError
-from ..evaluation.report import add_derived
+from ..errors import UsageError
+from ..evaluation.summary import add_derived
+from ..runtime.config_files import read_config
+from .figures_file import read_figures
 from .gate_table import GateTable
-from .runs import read_figures
 from .training import Curves, last_validation, read_curves
 
 
@@ -68,7 +68,7 @@ def read_run(folder: Path, name: Optional[str] = None) -> ReportRun:
     if not folder.is_dir():
         raise UsageError(f'work dir {folder} does not exist')
     config = find_config(folder)
-    cfg = launch.read_config(str(config))
+    cfg = read_config(str(config))
     cfg.launcher = 'none'
     run = ReportRun(name or folder.resolve().name, folder, cfg, config.stem)
     run.checkpoint = find_checkpoint(folder)

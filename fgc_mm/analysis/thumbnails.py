@@ -14,8 +14,8 @@ import mmcv
 import numpy as np
 from mmengine.config import Config
 
-from ..engine import launch
-from ..engine.launch import UsageError
+from ..errors import UsageError
+from ..runtime import launch
 from .gate_table import GateTable
 from .gather import build_dataset
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from ..engine.launch import UsageError
+from ..errors import UsageError
 from . import style
 from .gate_table import short_name
 from .tables import write_csv

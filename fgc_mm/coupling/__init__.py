@@ -1,7 +1,7 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
 from .approximate import ApproximateSearch
 from .contrast import contrast_loss
-from .coupling import CouplingResult, LayerCoupling
+from .layer_coupling import CouplingResult, LayerCoupling
 from .memory_bank import MemoryBank
 from .neighbors import ExactSearch, LabelSource, nearest_neighbours
 from .overlap import TurnoverMeter, neighbour_overlap, neighbour_turnover

@@ -192,7 +192,7 @@ class MemoryBank:
         vectors = vectors.detach().to(self.data.device, torch.float32)
         if self.normalize_input:
             vectors = unit_rows(vectors)
-        turn = _occurrence(indices)
+        turn = occurrences(indices)
         turns = int(turn.max()) + 1
         for t in range(turns):
             # Within one turn every index occurs once: the write is deterministic.
@@ -309,7 +309,7 @@ def _open_exclusive(path: str, size: int) -> BinaryIO:
     return file
 
 
-def _occurrence(indices: Tensor) -> Tensor:
+def occurrences(indices: Tensor) -> Tensor:
     """How many equal indices stand before each one: 5 7 5 5 -> 0 0 1 2."""
     values, order = indices.sort(stable=True)
     position = torch.arange(len(values), device=values.device)

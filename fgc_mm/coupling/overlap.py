@@ -9,7 +9,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from .memory_bank import _occurrence, unit_rows
+from .memory_bank import occurrences, unit_rows
 from .neighbors import nearest_neighbours
 
 _BLOCK = 1024
@@ -132,7 +132,7 @@ class TurnoverMeter:
         seen = (self.chosen[slot] == indices).nonzero().view(-1)
         if not len(seen):
             return
-        turn = _occurrence(slot[seen])  # an instance may come twice: one after the other
+        turn = occurrences(slot[seen])  # an instance may come twice: one after the other
         for t in range(int(turn.max()) + 1):
             rows = seen[turn == t]
             old, new = self.last[slot[rows]], neighbours[rows]

@@ -1,15 +1,9 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
-from .annotations import BrokenAnnotationError, check_boxes, dataset_fault, xml_fault
-from .broken import (
-    BrokenDataError,
-    BrokenPictureError,
-    label_fault,
-    name_broken_pictures,
-    picture_fault,
-)
-from .check import check_dataset_paths
+from .annotation_checks import check_boxes, dataset_fault, xml_fault
 from .cifar_binary import CIFARBinary
-from .demo import DEMO_KINDS, DIGIT_CLASSES, SEG_CLASSES, SEG_PALETTE, ensure_demo_data
+from .demo.build import DEMO_KINDS, ensure_demo_data
+from .demo.digits import DIGIT_CLASSES
+from .demo.segmentation import SEG_CLASSES, SEG_PALETTE
 from .instance_index import (
     INSTANCE_KEY,
     InstanceIndex,
@@ -17,6 +11,8 @@ from .instance_index import (
     install_instance_index,
     refuse_mixing,
 )
+from .path_checks import check_dataset_paths
+from .picture_checks import label_fault, name_broken_pictures, picture_fault
 
 __all__ = [
     'DEMO_KINDS',
@@ -24,10 +20,8 @@ __all__ = [
     'INSTANCE_KEY',
     'SEG_CLASSES',
     'SEG_PALETTE',
-    'BrokenAnnotationError',
-    'BrokenDataError',
-    'BrokenPictureError',
     'CIFARBinary',
+    'DataError',
     'InstanceIndex',
     'check_boxes',
     'check_dataset_paths',

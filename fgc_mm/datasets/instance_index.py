@@ -145,7 +145,7 @@ def _leaves(dataset: Any) -> list[Any]:
     """The datasets that load items, without the wrappers around them, each once."""
     if hasattr(type(dataset), 'prepare_data'):
         return [dataset]
-    children = _children(dataset)
+    children = children_of(dataset)
     if not children:
         raise TypeError(
             f'{type(dataset).__name__} has no `prepare_data` of mmengine.dataset.BaseDataset, so '
@@ -155,7 +155,7 @@ def _leaves(dataset: Any) -> list[Any]:
     return list(found.values())
 
 
-def _children(dataset: Any) -> list[Any]:
+def children_of(dataset: Any) -> list[Any]:
     attributes = vars(dataset)
     if isinstance(attributes.get('datasets'), (list, tuple)):
         return list(attributes['datasets'])
@@ -166,7 +166,7 @@ def _scan(leaves: list[Any]) -> tuple[np.ndarray, np.ndarray]:
     """A 64 bit digest of every item's picture, and its label or -1."""
     keys, labels = [], []
     for number, leaf in enumerate(leaves):
-        for i, info in enumerate(_infos(leaf)):
+        for i, info in enumerate(infos_of(leaf)):
             digest = hashlib.blake2b(_picture(info, number, i), digest_size=8).digest()
             keys.append(int.from_bytes(digest, 'little'))
             label = info.get('gt_label') if isinstance(info, Mapping) else None
@@ -177,7 +177,7 @@ def _scan(leaves: list[Any]) -> tuple[np.ndarray, np.ndarray]:
     return np.array(keys, dtype=np.uint64), np.array(labels, dtype=np.int64)
 
 
-def _infos(leaf: Any) -> Iterator[Any]:
+def infos_of(leaf: Any) -> Iterator[Any]:
     listed = getattr(leaf, 'data_list', None)
     if listed and len(listed) == len(leaf):
         yield from listed
@@ -250,7 +250,7 @@ def _mixing_datasets(dataset: Any) -> Iterator[tuple[str, str]]:
                 yield f'the pipeline of {name}', type(transform).__name__
         if not hasattr(type(dataset), 'prepare_data'):
             yield 'the training set', f'the wrapper {name} with a pipeline of its own'
-    for child in _children(dataset) if attributes else ():
+    for child in children_of(dataset) if attributes else ():
         yield from _mixing_datasets(child)
 
 

@@ -1,15 +1,15 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
-from .dial import BudgetError, ThresholdDial, calibration_batches
+from .dial import ThresholdDial, calibration_batches
 from .gated_macs import GatedMACs, layer_rows
 from .gated_macs_hook import GatedMACsHook, PredictionCounter, read_macs
 from .table import format_table
 
 __all__ = [
-    'BudgetError',
     'GatedMACs',
     'GatedMACsHook',
     'PredictionCounter',
     'ThresholdDial',
+    'UsageError',
     'calibration_batches',
     'format_table',
     'layer_rows',

@@ -14,16 +14,13 @@ from mmengine.dist import all_reduce_dict
 from mmengine.model import BaseTTAModel
 from mmengine.runner import Runner
 
-from ..engine import unwrap
+from ..errors import UsageError
 from ..gates import set_threshold
+from ..runtime import unwrap
 from .gated_macs_hook import PredictionCounter, read_macs
 
 _FAR = 15.0  # logits; beyond, single precision cannot tell a probability from 0 or 1
 _HALVINGS = 16
-
-
-class BudgetError(ValueError):
-    """A budget no threshold leads to."""
 
 
 class ThresholdDial:
@@ -78,7 +75,7 @@ class ThresholdDial:
             float: Of the thresholds tried, the one whose share is nearest.
 
         Raises:
-            BudgetError: If the budget is not within what thresholds can do.
+            UsageError: If the budget is not within what thresholds can do.
         """
         low, high = -_FAR, _FAR
         tried: dict[float, float] = {}
@@ -100,7 +97,7 @@ class ThresholdDial:
             return
         if found < budget and self.share(opened) >= budget:
             return
-        raise BudgetError(
+        raise UsageError(
             f'budget={budget:g} is out of reach: over all thresholds this network executes '
             f"{self.share(closed):.3f} to {self.share(opened):.3f} of the backbone's MACs on the "
             'calibration set'

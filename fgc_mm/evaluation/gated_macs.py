@@ -11,7 +11,7 @@ from mmengine.evaluator import BaseMetric
 from mmengine.logging import print_log
 from mmengine.registry import METRICS
 
-from ..complexity import ImageMACs
+from ..macs import ImageMACs
 from .table import format_table
 
 FIELD = 'gated_macs'
@@ -22,7 +22,7 @@ FIELD = 'gated_macs'
 class GatedMACs(BaseMetric):
     """Executed computation over the evaluated images, as a ratio of sums.
 
-    It reads the :class:`~fgc_mm.complexity.ImageMACs` that
+    It reads the :class:`~fgc_mm.macs.ImageMACs` that
     :class:`GatedMACsHook` writes into each data sample. That hook also adds
     this metric to the evaluator, so it need not be listed.
 

@@ -17,8 +17,9 @@ from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 from mmengine.structures import BaseDataElement
 
-from ..complexity import Attachments, ImageMACs, MACsTracer
-from ..engine import SetupError, forward_argument, unwrap
+from ..errors import UsageError
+from ..macs import ImageMACs, MACsTracer
+from ..runtime import Attachments, forward_argument, unwrap
 from .gated_macs import FIELD, GatedMACs
 
 
@@ -26,7 +27,7 @@ from .gated_macs import FIELD, GatedMACs
 class GatedMACsHook(Hook):
     """Counts executed MACs in validation and testing, of any task model.
 
-    It writes an :class:`~fgc_mm.complexity.ImageMACs` as ``gated_macs`` into
+    It writes an :class:`~fgc_mm.macs.ImageMACs` as ``gated_macs`` into
     each data sample the model predicts, and adds the metric :class:`GatedMACs`
     to the evaluators that lack it, so one line in a config is all:
 
@@ -49,7 +50,7 @@ class GatedMACsHook(Hook):
         try:
             PredictionCounter(runner.model, self.backbone)
         except ValueError as error:
-            raise SetupError(f'GatedMACsHook: {error}') from None
+            raise UsageError(f'GatedMACsHook: {error}') from None
 
     def before_val(self, runner: Runner) -> None:
         """Start counting."""

@@ -37,7 +37,7 @@ class FBSGate(Gate):
     networks fit; saliency comes after the activation instead of before it,
     which is the same because it is not negative; the small L1 loss on the
     saliencies is not part of the gate. The density falls step by step, as in the
-    paper, with :class:`~fgc_mm.engine.DensityHook`.
+    paper, with :class:`~fgc_mm.training.DensityHook`.
 
     Args:
         in_channels (int): Channels of the block input.

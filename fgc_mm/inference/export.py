@@ -13,8 +13,8 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from ..complexity import ImageMACs, MACsTracer
 from ..gates import find_gates
+from ..macs import ImageMACs, MACsTracer
 from .export_block import FORMS, masked_blocks, recordable
 from .export_formats import FORMATS, Run, record
 from .export_parts import Part, Preprocessing, Recorded, find_part, gate_outputs, other_size

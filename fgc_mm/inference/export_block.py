@@ -12,8 +12,9 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..backbones.block import Activation, Body, GatedBlock
-from ..complexity import GatedConv, gated_convs
+from ..macs import GatedConv, gated_convs
+from ..nets import GatedBlock
+from ..nets.block import Activation, Body
 from .folding import FoldedLayer
 from .forwards import is_foldable
 from .sparse_block import is_depthwise, why_not

@@ -14,8 +14,9 @@ from mmengine.dataset import Compose, pseudo_collate
 from mmengine.runner import Runner
 from torch.utils.data import DataLoader
 
-from ..datasets import BrokenPictureError, picture_fault
-from ..engine import unwrap
+from ..datasets import picture_fault
+from ..errors import DataError
+from ..runtime import unwrap
 from .export import Exported, Picture, export
 from .export_formats import FORMATS
 from .export_parts import find_part
@@ -115,4 +116,4 @@ def _batches_of(images: Sequence[str], cfg: Config) -> Iterator[dict]:
             fault = picture_fault(path)
             if fault is None:
                 raise
-            raise BrokenPictureError(fault) from error
+            raise DataError(fault) from error

@@ -14,8 +14,8 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..backbones import GatedBackbone
 from ..gates import find_gates
+from ..nets import GatedBackbone
 
 PARTS = ('model', 'backbone')
 

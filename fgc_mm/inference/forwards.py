@@ -12,7 +12,7 @@ from mmcv.cnn.bricks.wrappers import Conv2d as MMConv2d
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..complexity.attach import is_watched
+from ..runtime.module_hooks import is_watched
 from .convolution import convolve
 from .folding import FoldedLayer
 from .stamp import checks

@@ -14,11 +14,11 @@ import torch.nn as nn
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..backbones import GatedBlock
-from ..complexity.attach import is_watched, tell
 from ..gates import BinConcreteGate, Gate, GateRecord
 from ..gates.base import pool_mean
 from ..gates.bin_concrete import logit_of
+from ..nets import GatedBlock
+from ..runtime.module_hooks import is_watched, tell
 from .forwards import autocasts, is_foldable, is_unpatched
 from .stamp import Source, Stamp, checks
 

@@ -15,11 +15,12 @@ from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.runner import CheckpointLoader
 
-from ..complexity import ImageMACs
-from ..datasets import BrokenPictureError, picture_fault
-from ..engine.checkpoint_fit import CheckpointMismatchError, check_fit
+from ..datasets import picture_fault
+from ..errors import CheckpointError, DataError
 from ..evaluation import PredictionCounter
 from ..evaluation.gated_macs import FIELD
+from ..macs import ImageMACs
+from ..runtime.checkpoint_fit import check_fit
 
 PICTURES = ('.bmp', '.jpeg', '.jpg', '.png', '.ppm', '.tif', '.tiff', '.webp')
 """Endings of the files taken from a folder, in either case."""
@@ -74,8 +75,8 @@ def infer(
         tuple: Picture, and the computation it took.
 
     Raises:
-        CheckpointMismatchError: If the checkpoint is of another network.
-        BrokenPictureError: If a picture cannot be read; it names the file.
+        CheckpointError: If the checkpoint is of another network.
+        DataError: If a picture cannot be read; it names the file.
         ValueError: If the task is not known.
     """
     scope = cfg.get('default_scope')
@@ -87,9 +88,7 @@ def infer(
     try:
         weights = CheckpointLoader.load_checkpoint(checkpoint, map_location='cpu', logger='silent')
     except Exception as error:
-        raise CheckpointMismatchError(
-            f'{checkpoint} cannot be read as a checkpoint: {error}'
-        ) from error
+        raise CheckpointError(f'{checkpoint} cannot be read as a checkpoint: {error}') from error
     model, predict = _INFERENCERS[scope](cfg, checkpoint, out_dir, device or get_device())
     check_fit(model, weights, checkpoint)
     counter = PredictionCounter(model, _backbone(cfg))
@@ -102,7 +101,7 @@ def infer(
                 fault = picture_fault(picture)
                 if fault is None:
                     raise
-                raise BrokenPictureError(fault) from error
+                raise DataError(fault) from error
             yield picture, sample.get(FIELD)
     finally:
         counter.detach()

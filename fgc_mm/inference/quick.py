@@ -15,7 +15,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from ..complexity.attach import tell
+from ..runtime.module_hooks import tell
 from . import kernels
 from .convolution import PRODUCT_POSITIONS, SUM_POSITIONS, is_product
 from .folding import FoldedLayer

@@ -12,9 +12,10 @@ import torch.nn as nn
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..backbones import GatedBackbone, GatedBlock
-from ..complexity import Attachments, GatedConv, gated_convs
 from ..gates import Gate, GateSite, find_gates
+from ..macs import GatedConv, gated_convs
+from ..nets import GatedBackbone, GatedBlock
+from ..runtime import Attachments
 from .forwards import is_plain_conv
 from .sparse_block import is_depthwise
 

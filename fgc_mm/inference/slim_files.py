@@ -20,12 +20,11 @@ from mmengine.runner import Runner
 from mmengine.runner.checkpoint import _load_checkpoint
 from torch import Tensor
 
-from ..backbones import GatedBackbone
-from ..complexity import Attachments
-from ..engine import unwrap
-from ..engine.gate_loss_hook import GateLossHook
 from ..evaluation import GatedMACs, PredictionCounter
 from ..gates import find_gates
+from ..nets import GatedBackbone
+from ..runtime import Attachments, unwrap
+from ..training import GateLossHook
 from .slim import GateUsage, slim
 from .slim_report import EQUAL
 

@@ -18,9 +18,9 @@ from mmengine.logging import print_log
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..backbones import GatedBackbone, GatedBlock
-from ..complexity.attach import is_watched
 from ..gates import find_gates
+from ..nets import GatedBackbone, GatedBlock
+from ..runtime.module_hooks import is_watched
 from .folding import FoldedLayer
 from .forwards import (
     FoldedForward,

@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..backbones.block import Activation, Body, GatedBlock
-from ..complexity import GatedConv, gated_convs
-from ..complexity.attach import is_watched, tell
+from ..macs import GatedConv, gated_convs
+from ..nets import GatedBlock
+from ..nets.block import Activation, Body
+from ..runtime.module_hooks import is_watched, tell
 from . import kernels
 from .convolution import convolve, is_product
 from .folding import FoldedLayer

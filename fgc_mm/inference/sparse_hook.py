@@ -12,9 +12,9 @@ from mmengine.logging import print_log
 from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 
-from ..backbones import GatedBackbone
-from ..engine import unwrap
 from ..gates import find_gates
+from ..nets import GatedBackbone
+from ..runtime import unwrap
 from .memory import keep_memory
 from .sparse import disable_sparse, enable_sparse, prepare
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from gate_tables import assert_inside, assert_labelled
 
-from fgc_mm.analysis import Run, style
+from fgc_mm.analysis import style
+from runs import Run
 
 BENCHMARKS = Path(__file__).parents[2] / 'benchmarks'
 

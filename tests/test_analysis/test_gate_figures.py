@@ -13,12 +13,12 @@ from sklearn.metrics import normalized_mutual_info_score
 from sklearn.neighbors import NearestNeighbors
 
 from fgc_mm.analysis import alignment, cost, embedding, frequency, neighbours, style
-from fgc_mm.analysis.commands import find_picture
 from fgc_mm.analysis.gate_table import GateTable, short_name
 from fgc_mm.analysis.gather import _check_finite
 from fgc_mm.analysis.tables import read_csv
 from fgc_mm.analysis.thumbnails import Thumbnails
-from fgc_mm.engine.launch import UsageError
+from fgc_mm.analysis.selection import find_picture
+from fgc_mm.errors import UsageError
 
 
 def unit(x):

@@ -6,7 +6,7 @@ from gate_tables import assert_labelled
 
 from fgc_mm.analysis import training
 from fgc_mm.analysis.tables import read_csv
-from fgc_mm.engine.launch import UsageError
+from fgc_mm.errors import UsageError
 
 GATE = 'gate/openness/backbone.layer1.0.gate1'
 

@@ -201,8 +201,8 @@ def _small_options(cfg, data, work_dir):
 @pytest.fixture
 def train_and_test(data, tmp_path, monkeypatch):
     """``train_and_test(config file)``: what can be seen after two steps and a test pass."""
-    from fgc_mm.engine import launch
-    from fgc_mm.evaluation import report
+    from fgc_mm.evaluation import summary as report
+    from fgc_mm.runtime import launch
 
     # Formatted for the log and the work dir, which takes longer than the training.
     monkeypatch.setattr(Config, 'pretty_text', property(lambda self: ''))

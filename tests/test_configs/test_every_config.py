@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fgc_mm.engine import FGCHook
+from fgc_mm.training import FGCHook
 
 FOLDER = Path(__file__).parents[2] / 'configs'
 CONFIGS = sorted(path.stem for path in FOLDER.glob('*.py'))

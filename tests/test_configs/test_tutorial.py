@@ -9,7 +9,7 @@ import pytest
 from mmengine.config import Config
 
 import fgc_mm  # noqa: F401
-from fgc_mm.engine import FGCHook
+from fgc_mm.training import FGCHook
 
 PROJECT = Path(__file__).parents[2]
 

@@ -17,8 +17,8 @@ import torch
 from mmengine.config import Config
 from PIL import Image
 
-from fgc_mm.datasets import BrokenDataError
-from fgc_mm.engine import launch
+from fgc_mm.errors import DataError, UsageError
+from fgc_mm.runtime import launch
 
 FEW, MANY = 150, 4000
 SECONDS = 20  # for one file
@@ -167,7 +167,7 @@ def fuzz_xml(demo_root, tmp_path, loader_of, count, seed):
         try:
             with in_time():
                 batch = load()
-        except (BrokenDataError, launch.UsageError) as error:
+        except (DataError, UsageError) as error:
             assert refused_well(error, [target, *NOTHING_LEFT]), (error, content)
             outcome['refused'] += 1
         else:
@@ -259,7 +259,7 @@ def fuzz_labels(demo_root, tmp_path, loader_of, count, seed):
         try:
             with in_time():
                 batch = load()
-        except (BrokenDataError, launch.UsageError) as error:
+        except (DataError, UsageError) as error:
             assert refused_well(error, [target]), (number, error)
             outcome['refused'] += 1
         else:

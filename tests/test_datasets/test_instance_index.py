@@ -20,12 +20,7 @@ from mmengine.runner import IterBasedTrainLoop, Runner
 from mmengine.structures import BaseDataElement
 from torch.utils.data import DataLoader
 
-from fgc_mm.datasets import (
-    INSTANCE_KEY,
-    count_instances,
-    install_instance_index,
-    refuse_mixing,
-)
+from fgc_mm.datasets import INSTANCE_KEY, count_instances, install_instance_index, refuse_mixing
 
 
 def pack(results):

@@ -10,11 +10,12 @@ from mmengine.model import BaseModel
 from mmengine.runner import Runner
 from mmengine.structures import BaseDataElement
 
-from fgc_mm.backbones import GatedResNet
-from fgc_mm.complexity import count_macs
-from fgc_mm.evaluation import BudgetError, ThresholdDial
+from fgc_mm.errors import UsageError
+from fgc_mm.evaluation import ThresholdDial
 from fgc_mm.evaluation.dial import calibration_batches
 from fgc_mm.gates import find_gates
+from fgc_mm.macs import count_macs
+from fgc_mm.nets import GatedResNet
 
 
 class Task(BaseModel):
@@ -53,7 +54,7 @@ def test_a_budget_is_found(batches):
 
 
 def test_out_of_reach(batches):
-    with pytest.raises(BudgetError, match=r'budget=0.001 is out of reach: .* executes 0\.\d+ to 1'):
+    with pytest.raises(UsageError, match=r'budget=0.001 is out of reach: .* executes 0\.\d+ to 1'):
         ThresholdDial(Task().eval(), batches).find(0.001)
 
 

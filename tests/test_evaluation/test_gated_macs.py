@@ -10,9 +10,10 @@ import torch
 from mmengine.evaluator import BaseMetric, Evaluator
 from mmengine.registry import HOOKS, METRICS
 
-from fgc_mm.complexity import ImageMACs, count_macs
-from fgc_mm.evaluation import GatedMACs, GatedMACsHook, PredictionCounter, layer_rows, report
+from fgc_mm.evaluation import GatedMACs, GatedMACsHook, PredictionCounter, layer_rows
+from fgc_mm.evaluation import summary as report
 from fgc_mm.gates import find_gates, force_gates
+from fgc_mm.macs import ImageMACs, count_macs
 
 KEYS = {
     'macs/pruning_ratio',

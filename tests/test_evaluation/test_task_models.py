@@ -11,8 +11,8 @@ from mmengine.runner import Runner
 from mmengine.utils import digit_version
 from torch.utils.data import Dataset
 
-from fgc_mm.complexity import count_macs
 from fgc_mm.gates import find_gates
+from fgc_mm.macs import count_macs
 
 HOOKS_CFG = [
     dict(type='L0Hook', rho=0.4, cost='macs'),

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from fgc_mm.engine import batch_shaping
+from fgc_mm.training import batch_shaping
 
-WORKER = Path(__file__).with_name('two_processes_worker.py')
+WORKER = Path(__file__).parents[1] / 'helpers/two_processes_worker.py'
 
 
 def start(work_dir, **env):

@@ -2,8 +2,8 @@
 import pytest
 import torch
 
-from fgc_mm.backbones import GatedResNet
 from fgc_mm.gates import FBSGate
+from fgc_mm.nets import GatedResNet
 
 
 def test_by_hand():

@@ -3,7 +3,6 @@ import pytest
 import torch
 import torch.nn as nn
 
-from fgc_mm.backbones import GatedResNet
 from fgc_mm.gates import (
     find_gates,
     force_gates,
@@ -12,6 +11,7 @@ from fgc_mm.gates import (
     select_blocks,
     set_threshold,
 )
+from fgc_mm.nets import GatedResNet
 
 NAMES_18 = [f'layer{stage}.{block}' for stage in (1, 2, 3, 4) for block in (0, 1)]
 

@@ -8,9 +8,9 @@ import torch
 from mmengine.model import Sequential
 from sparse_networks import assert_equal_outputs, build, pictures
 
-from fgc_mm.backbones import GatedResNet
 from fgc_mm.inference import convolution, enable_sparse, kernels
 from fgc_mm.inference.folding import FoldedLayer
+from fgc_mm.nets import GatedResNet
 
 pytestmark = pytest.mark.usefixtures('without_gradients')
 

@@ -5,10 +5,10 @@ import pytest
 import torch
 from sparse_networks import assert_equal_outputs, build, pictures
 
-from fgc_mm.complexity import count_macs
 from fgc_mm.gates import find_gates
 from fgc_mm.inference import enable_sparse, kernels, quick
 from fgc_mm.inference.plan import Planner
+from fgc_mm.macs import count_macs
 
 CAN = pytest.mark.skipif(
     not kernels.fits(torch.zeros(1, 4, 2, 2).contiguous(memory_format=torch.channels_last)),

@@ -10,9 +10,9 @@ import torch.nn as nn
 from mmengine.registry import MODELS
 from sparse_networks import FAMILIES, assert_equal_outputs, build, pictures
 
-from fgc_mm.complexity import count_macs
 from fgc_mm.gates import find_gates, force_gates
 from fgc_mm.inference import GateUsage, enable_sparse, slim, write_files
+from fgc_mm.macs import count_macs
 
 SLIMMABLE = [family for family in FAMILIES if family != 'fbs']
 families = pytest.mark.parametrize('family', SLIMMABLE)

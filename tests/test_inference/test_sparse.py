@@ -9,9 +9,9 @@ import torch
 import torch.nn as nn
 from sparse_networks import FAMILIES, assert_equal_outputs, build, pictures
 
-from fgc_mm.complexity import count_macs
 from fgc_mm.gates import find_gates, force_gates
 from fgc_mm.inference import disable_sparse, enable_sparse, is_sparse, kernels
+from fgc_mm.macs import count_macs
 
 pytestmark = pytest.mark.usefixtures('without_gradients')
 families = pytest.mark.parametrize('family', FAMILIES)

@@ -1,0 +1,1 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.

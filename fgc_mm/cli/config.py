@@ -1,0 +1,154 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""The config that a command line names, with its ``--cfg-options``."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+from mmengine.config import Config, DictAction
+from mmengine.runner import Runner
+
+from ..errors import UsageError
+from ..runtime.config_files import config_path, read_config
+from ..runtime.mistakes import did_you_mean
+
+# What the tools and the packages read beside the arguments of a Runner.
+_MORE = (
+    'activation_checkpointing',
+    'auto_scale_lr',
+    'compile',
+    'custom_imports',
+    'demo_data',
+    'efficient_conv_bn_eval',
+    'find_unused_parameters',
+    'model_wrapper_cfg',
+    'runner_type',
+    'tta_model',
+    'tta_pipeline',
+)
+
+
+def load_config(args: argparse.Namespace) -> Config:
+    """Read the config of a command and merge its options.
+
+    Args:
+        args (Namespace): With ``config`` and ``cfg_options``, and those of
+            :func:`~fgc_mm.cli.arguments.add_launcher` where the command has them.
+
+    Raises:
+        UsageError: If the file does not exist or cannot be read as a config.
+    """
+    os.environ.setdefault('LOCAL_RANK', str(getattr(args, 'local_rank', 0)))
+    args.config = config_path(args.config)
+    cfg = read_config(args.config)
+    merge_options(cfg, args.cfg_options)
+    if 'model' not in cfg:
+        raise UsageError(f'config {args.config} has no `model`: it is a fragment for `_base_`')
+    if not isinstance(cfg.model, dict):
+        raise UsageError(f'config {args.config}: model={cfg.model!r} must be a dict')
+    cfg.launcher = getattr(args, 'launcher', 'none')
+    if getattr(args, 'work_dir', None) is not None:
+        cfg.work_dir = args.work_dir
+    elif cfg.get('work_dir') is None:
+        cfg.work_dir = os.path.join('work_dirs', Path(args.config).stem)
+    return cfg
+
+
+def read_pairs(pairs: Iterable[str]) -> dict[str, Any]:
+    """Values of ``KEY=VALUE``, in the notation of mmengine's ``DictAction``.
+
+    Raises:
+        UsageError: If a value cannot be read.
+    """
+    reader = argparse.ArgumentParser()
+    found = argparse.Namespace(options=None)
+    for pair in pairs:
+        try:
+            DictAction(['--options'], 'options')(reader, found, [pair], '--options')
+        except (AssertionError, ValueError) as error:
+            raise UsageError(f'--cfg-options {pair}: {error}') from error
+    return found.options or {}
+
+
+def merge_options(cfg: Config, pairs: Optional[Sequence[str]]) -> None:
+    """Write options into a config.
+
+    Args:
+        cfg (Config): The config.
+        pairs (Sequence[str], optional): ``KEY=VALUE`` each. None changes nothing.
+
+    Raises:
+        UsageError: If a key can have no effect, or an entry of a list or a
+            setting below a number is named that is not there.
+    """
+    options = read_pairs(pairs or ())
+    if not options:
+        return
+    check_keys(options, {*cfg, *inspect.signature(Runner.__init__).parameters, *_MORE})
+    for key, value in options.items():
+        _check_path(cfg, key, value)
+    try:
+        cfg.merge_from_dict(dict(options))  # at once: `_delete_` belongs to its neighbours
+    except Exception as error:
+        text = str(error.args[0] if error.args else error)
+        shown = ' '.join(f'{key}={value}' for key, value in options.items())
+        raise UsageError(
+            f'--cfg-options {shown} does not fit the config: {_short(text)}'
+        ) from error
+
+
+def check_keys(options: Mapping[str, Any], known: Iterable[str]) -> None:
+    """See that the first part of every dotted key is known.
+
+    Args:
+        options (Mapping): Dotted key -> value.
+        known (Iterable[str]): Keys of the config, and those a Runner reads.
+
+    Raises:
+        UsageError: For a key that nobody would ever read.
+    """
+    known = sorted(known)
+    for key, value in options.items():
+        first = key.partition('.')[0]
+        if first not in known:
+            raise UsageError(
+                f'--cfg-options {key}={value}: the config has no {first!r}, so it would change '
+                f'nothing{did_you_mean(first, known)}'
+            )
+
+
+def _check_path(cfg: Config, key: str, value: Any) -> None:
+    """See that a dotted key leads somewhere."""
+    node: Any = cfg
+    parts = key.split('.')
+    for number, part in enumerate(parts):
+        here = '.'.join(parts[:number])
+        if isinstance(node, (list, tuple)):
+            if not part.isdigit() or int(part) >= len(node):
+                raise UsageError(
+                    f'--cfg-options {key}={value}: {here} is a list of {len(node)} entries; name '
+                    f'one by its number, {here}.0 to {here}.{len(node) - 1}'
+                )
+            node = node[int(part)]
+            if part is parts[-1] and isinstance(node, Mapping) and not isinstance(value, dict):
+                raise UsageError(
+                    f'--cfg-options {key}={value}: {key} is a dict; name one of its settings: '
+                    f'{", ".join(f"{key}.{name}" for name in node)}'
+                )
+        elif isinstance(node, (Config, Mapping)):
+            if part not in node:
+                return  # a new setting
+            node = node[part]
+        elif node is not None:
+            raise UsageError(
+                f'--cfg-options {key}={value}: {here}={node!r} has nothing below it to set'
+            )
+
+
+def _short(text: str, most: int = 200) -> str:
+    return text if len(text) <= most else text[:most] + ' ...'

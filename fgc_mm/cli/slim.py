@@ -1,0 +1,88 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""Remove the channels of a gated network that no image opens, for good.
+
+Writes a config and a smaller checkpoint, which every command loads, and a report.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import re
+from pathlib import Path
+
+from ..errors import UsageError
+from .arguments import add_checkpoint, add_config
+
+SUBJECT = 'the network cannot be slimmed'
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_config(parser, 'config file of a model with gates')
+    add_checkpoint(parser)
+    parser.add_argument('--out-dir', help='where to write (default: next to the checkpoint)')
+    parser.add_argument(
+        '--split', choices=['val', 'test'], default='val', help='whose images decide'
+    )
+    parser.add_argument(
+        '--tolerance',
+        type=float,
+        default=0.0,
+        help='also remove channels open for at most this share of the images, such as 0.01',
+    )
+    parser.add_argument('--work-dir', help='where logs go')
+
+
+def check_owner(config: Path, target: Path) -> None:
+    """Refuse to part a config from the slimmed checkpoint it is loaded with."""
+    for path in sorted({config, *config.parent.glob('*_slim.py')}):
+        text = path.read_text(errors='replace') if path.is_file() else ''
+        found = re.search(r'^load_from = ([\'"].+[\'"])$', text, re.MULTILINE)
+        if found is None:
+            if text and path == config:
+                raise UsageError(f'{path} is none of a slimmed network; give --out-dir')
+            continue
+        loads = Path(ast.literal_eval(found[1]))
+        if not loads.is_file():  # the folder was moved
+            loads = path.parent / loads.name
+        ours = os.path.realpath(loads) == os.path.realpath(target)
+        if loads.is_file() and ours != (path == config):
+            raise UsageError(
+                f'{path} is the config of {loads}, and they would not fit any more; write to '
+                'another folder by --out-dir, or remove the two'
+            )
+
+
+def run(args: argparse.Namespace) -> None:
+    from ..files import check_folder
+    from ..inference import format_slim_report, slim_checkpoint, write_files
+    from ..runtime import launch
+    from ..runtime.config_files import existing
+    from .config import load_config
+
+    if not 0 <= args.tolerance < 1:
+        raise UsageError(f'--tolerance {args.tolerance} must be within [0, 1)')
+    cfg = load_config(args)
+    checkpoint = existing(args.checkpoint)
+    if '://' in checkpoint and not args.out_dir:
+        raise UsageError(f'{checkpoint} lies elsewhere: say where to write by --out-dir')
+    folder = Path(args.out_dir) if args.out_dir else Path(checkpoint).parent
+    check_folder(folder, '--out-dir')
+    stems = {'.py': Path(args.config).stem, '.pth': Path(checkpoint).stem}
+    config, target = (folder / f'{stem}_slim{suffix}' for suffix, stem in stems.items())
+    check_owner(config, target)
+    for key in (f'{args.split}_dataloader', f'{args.split}_evaluator'):
+        if cfg.get(key) is None:
+            raise UsageError(f'config {args.config} has no {key}, which slimming needs')
+    launch.prepare(cfg, splits=(args.split,))
+    runner = launch.build_runner(cfg)
+    slim_cfg, weights, report = slim_checkpoint(cfg, runner, checkpoint, args.split, args.tolerance)
+    slim_cfg.load_from = os.path.abspath(target)
+    text = json.dumps(report, indent=2, default=float) + '\n'
+    write_files({target: weights, config: slim_cfg.pretty_text, target.with_suffix('.json'): text})
+    print(format_slim_report(report))
+    print(
+        f'\nConfig      {config}\nCheckpoint  {target}\nReport      {target.with_suffix(".json")}'
+    )

@@ -1,0 +1,203 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""Saying which annotation it was, and what is wrong with it."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Optional
+from xml.etree import ElementTree
+
+from mmengine.fileio import list_from_file
+
+from ..errors import DataError
+from .instance_index import children_of, infos_of
+from .path_checks import dataset_class, leaf_configs, reader_of, resolve_path
+
+_REMEDY = 'mend the file or take it out of the dataset'
+_VOC = ('mmdet', 'XMLDataset')
+_MOST = 1e9  # coordinates end as 32-bit floats
+_SIDES = ('xmin', 'ymin', 'xmax', 'ymax')
+
+
+def xml_fault(path: str) -> Optional[str]:
+    """What is wrong with an annotation in the form of VOC.
+
+    Args:
+        path (str): A file on a local disk.
+
+    Returns:
+        str: The message; None if the detector's reader can make something of it.
+    """
+    if not os.path.isfile(path):
+        return f'annotation {path} does not exist; the dataset is incomplete: unpack it again'
+    if not os.path.getsize(path):
+        return f'annotation {path} is empty (0 bytes); fetch the file again'
+    try:
+        root = ElementTree.parse(path).getroot()
+    except (ElementTree.ParseError, UnicodeError, LookupError, ValueError) as error:
+        return f'annotation {path} is no XML ({error}); {_REMEDY}'
+    fault = next(_faults(root), None)
+    return None if fault is None else f'annotation {path}: {fault}; {_REMEDY}'
+
+
+def _faults(root: ElementTree.Element) -> Iterator[str]:
+    size = root.find('size')
+    for side in ('width', 'height') if size is not None else ():
+        text = size.findtext(side)  # type: ignore[union-attr]
+        if not _is_number(text, whole=True):
+            yield f'<size> has {side} {_shown(text)}, which is no whole number'
+    for number, item in enumerate(root.findall('object'), 1):
+        name = item.findtext('name')
+        who = f'object {number}' + (f' ({_shown(name)})' if name else '')
+        if item.find('name') is None:
+            yield f'{who} has no <name>'
+        difficult = item.find('difficult')
+        if difficult is not None and not _is_number(difficult.text, whole=True):
+            yield f'{who} has <difficult> {_shown(difficult.text)}, which is neither 0 nor 1'
+        box = item.find('bndbox')
+        if box is None:
+            yield f'{who} has no <bndbox>'
+            continue
+        for side in _SIDES:
+            text = box.findtext(side)
+            if not _is_number(text):
+                yield f'{who} has {side} {_shown(text)}, which is no number'
+
+
+def _shown(text: Optional[str], most: int = 40) -> str:
+    return repr(text) if text is None or len(text) <= most else f'{text[:most]!r} ...'
+
+
+def _is_number(text: Optional[str], whole: bool = False) -> bool:
+    try:
+        value = int(text) if whole else float(text)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return False
+    return abs(value) < _MOST  # and so no NaN
+
+
+def dataset_fault(dataset: Any, scope: Optional[str] = None) -> Optional[str]:
+    """Why a dataset could not be built, if the fault lies in its annotations.
+
+    Called after it failed: reads the annotation files one after the other.
+
+    Args:
+        dataset (Mapping): Config of the dataset, with its wrappers.
+        scope (str, optional): Default scope of the config. Defaults to None.
+
+    Returns:
+        str: The message; None if nothing was found.
+    """
+    if not isinstance(dataset, Mapping):
+        return None
+    for _, leaf in leaf_configs('', dataset):
+        cls = dataset_class(leaf.get('type'), scope)
+        find = _FINDERS.get(reader_of(cls))
+        fault = find(leaf) if find is not None else None
+        if fault is not None:
+            return fault
+    return None
+
+
+def _voc_fault(dataset: Mapping) -> Optional[str]:
+    prefix = (dataset.get('data_prefix') or {}).get('sub_data_root', '')
+    folder = os.path.join(resolve_path(dataset, prefix), dataset.get('ann_subdir', 'Annotations'))
+    try:
+        names = list_from_file(resolve_path(dataset, dataset.get('ann_file') or ''))
+    except (OSError, UnicodeError, ValueError) as error:
+        return f'ann_file={dataset.get("ann_file")!r} cannot be read: {error}'
+    paths = [os.path.join(folder, f'{name}.xml') for name in names]
+    for path in paths:
+        fault = xml_fault(path)
+        if fault is not None:
+            return fault
+    return _no_class_fits(paths, (dataset.get('metainfo') or {}).get('classes'))
+
+
+def _list_fault(dataset: Mapping) -> Optional[str]:
+    """mmpretrain's list of pictures and their classes."""
+    listed = dataset.get('ann_file')
+    path = resolve_path(dataset, listed or '')
+    if not listed or not os.path.isfile(path):
+        return None
+    for number, line in enumerate(list_from_file(path), 1):
+        parts = line.rsplit(' ', 1)
+        if dataset.get('with_label', True) and (len(parts) < 2 or not _is_number(parts[1], True)):
+            return (
+                f'ann_file={listed!r}: line {number} is {line[:80]!r}; every line must be a '
+                'picture, a space and the number of its class'
+            )
+    return None
+
+
+_FINDERS: dict[Any, Callable[[Mapping], Optional[str]]] = {
+    _VOC: _voc_fault,
+    ('mmpretrain', 'CustomDataset'): _list_fault,
+}
+
+
+def _no_class_fits(paths: Sequence[str], classes: Any) -> Optional[str]:
+    """A message if no object has one of the dataset's classes: nothing is left then."""
+    if isinstance(classes, str):
+        if os.path.isfile(classes):  # of a class each line
+            return None
+        return f'metainfo.classes={classes!r} must be a list, such as ({classes!r},)'
+    if not classes:
+        return None
+    found: Counter[str] = Counter()
+    for path in paths:
+        root = ElementTree.parse(path).getroot()
+        found.update(str(item.findtext('name')) for item in root.findall('object'))
+    if any(name in found for name in classes):
+        return None
+    there = ', '.join(_shown(name) for name, _ in found.most_common(5)) or 'no object at all'
+    return (
+        f'metainfo.classes={tuple(classes)!r}: none of the {len(paths)} annotations has an object '
+        f'of these classes; they have {there}'
+    )
+
+
+def check_boxes(dataset: Any) -> None:
+    """See that the boxes of a VOC training set have an inside.
+
+    A box without, or beyond the picture, has no logarithm of its size: it makes
+    the loss infinite. Boxes marked difficult are not trained and may be anything.
+
+    Args:
+        dataset (Dataset): The dataset, with its wrappers, annotations read.
+
+    Raises:
+        DataError: Naming the first file and object.
+    """
+    for child in children_of(dataset) if getattr(dataset, '__dict__', None) else ():
+        check_boxes(child)
+    if reader_of(type(dataset)) != _VOC or getattr(dataset, 'test_mode', False):
+        return
+    for info in infos_of(dataset):
+        for number, instance in enumerate(info.get('instances') or (), 1):
+            fault = _box_fault(instance, info)
+            if fault is not None:
+                raise DataError(
+                    f'annotation {info.get("xml_path")}: object {number} of those that are used '
+                    f'{fault}; {_REMEDY}'
+                )
+
+
+def _box_fault(instance: Mapping, info: Mapping) -> Optional[str]:
+    if instance.get('ignore_flag'):
+        return None
+    left, top, right, bottom = instance['bbox']
+    shown = ', '.join(
+        f'{side} {value + 1}' for side, value in zip(_SIDES, instance['bbox'], strict=True)
+    )
+    if max(map(abs, instance['bbox'])) >= _MOST:
+        return f'has a box that is no box ({shown})'
+    if right <= left or bottom <= top:
+        return f'has a box without an inside ({shown})'
+    width, height = info.get('width') or math.inf, info.get('height') or math.inf
+    if right <= 0 or bottom <= 0 or left >= width or top >= height:
+        return f'has a box beyond the picture of {width} x {height} ({shown})'
+    return None

@@ -1,0 +1,45 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""The errors of fgc_mm: one base class, and a kind for each sort of cause.
+
+A message says all there is to say: the key or the file, what it was, and what would be right.
+The command line prints it without a traceback and ends with ``exit_code``.
+"""
+
+from __future__ import annotations
+
+
+class FgcError(Exception):
+    """What went wrong, in words for the user.
+
+    Args:
+        message (str): Names the key or the file, what it was and what would be right.
+        exit_code (int): What a command ends with. Defaults to 2.
+    """
+
+    def __init__(self, message: str = '', exit_code: int = 2) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class UsageError(FgcError, ValueError):
+    """A config, an option or an argument asks for what cannot be done."""
+
+
+class DataError(FgcError, RuntimeError):
+    """A file of a data set is missing, damaged or does not fit."""
+
+
+class CheckpointError(FgcError, ValueError):
+    """A checkpoint cannot be read, trusted, written, or belongs to another network."""
+
+
+class NonFiniteError(FgcError, ValueError):
+    """NaN or Inf in a training that is not to go on with it."""
+
+
+class MissingPackageError(FgcError, ImportError):
+    """An optional package is needed and not installed."""
+
+
+class RunError(FgcError):
+    """What stopped a run of one process or of all: every rank tells its own."""

@@ -1,0 +1,198 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""A Runner whose first steps fail with one message instead of a traceback."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Optional
+
+from mmengine.config import Config
+from mmengine.dist import is_main_process
+from mmengine.hooks import Hook
+from mmengine.runner import Runner
+
+from ..datasets import check_boxes, dataset_fault, name_broken_pictures
+from ..errors import DataError, UsageError
+from .class_fit import check_classes
+from .mistakes import explained
+
+_SUBJECTS = {
+    'start': 'the run cannot start',
+    'train': 'the first training step failed',
+    'val': 'the first validation failed',
+    'test': 'the test failed',
+}
+
+
+class KeptConfig:
+    """The config of an earlier run in a work dir, which a Runner overwrites when built.
+
+    The run that made the other files there had this one: it stays until the new
+    run has done its first step.
+
+    Args:
+        cfg (Config): The config of the new run.
+    """
+
+    def __init__(self, cfg: Config) -> None:
+        self.path: Optional[Path] = None
+        self.content = b''
+        if cfg.filename and cfg.get('work_dir'):
+            path = Path(cfg.work_dir) / os.path.basename(cfg.filename)
+            if path.is_file():
+                self.path, self.content = path, path.read_bytes()
+
+    def put_back(self) -> None:
+        """Undo the overwriting."""
+        if self.path is not None and is_main_process():
+            self.path.write_bytes(self.content)
+
+    def replace(self, runner: Runner) -> None:
+        """Write the new one after all."""
+        if self.path is not None:
+            runner.dump_config()
+
+
+class _Phases(Hook):
+    """Knows what a runner is doing, and what it has done once without failing.
+
+    It is asked first of all hooks, so what another one does at the same point
+    belongs to the new phase.
+
+    Args:
+        config (KeptConfig): Written once the run has begun.
+    """
+
+    priority = 'HIGHEST'
+
+    def __init__(self, config: KeptConfig) -> None:
+        self.config = config
+        self.now = 'start'
+        self.done: set[str] = set()
+
+    def before_train_iter(self, runner: Runner, *args: Any, **kwargs: Any) -> None:
+        if self.now == 'train':  # the second step: the first one is through
+            self._through('train', runner)
+        self.now = 'train'
+
+    def before_val(self, runner: Runner) -> None:
+        if self.now == 'train':
+            self._through('train', runner)
+        self.now = 'val'
+
+    def before_test(self, runner: Runner) -> None:
+        self.now = 'test'
+
+    def after_train(self, runner: Runner) -> None:
+        self._through('train', runner)
+
+    def after_val(self, runner: Runner) -> None:
+        self._through('val', runner)
+
+    def after_test(self, runner: Runner) -> None:
+        self._through('test', runner)
+
+    def _through(self, phase: str, runner: Runner) -> None:
+        if not self.done:
+            self.config.replace(runner)
+        self.done.add(phase)
+
+
+def guard(runner: Runner, config: KeptConfig) -> None:
+    """Let a runner tell what is wrong with its config in one message.
+
+    What fails before and in the first training step, the first validation or the
+    test comes from the config or the data far more often than from the code.
+    Errors of later steps pass as they are. Datasets name the file of a broken
+    picture or annotation.
+
+    Args:
+        runner (Runner): The runner, just built.
+        config (KeptConfig): The config in the work dir before it was.
+    """
+    config.put_back()
+    phases = _Phases(config)
+    runner.register_hook(phases)
+
+    def guarded(method: Callable[[], Any]) -> Callable[[], Any]:
+        def call() -> Any:
+            with _explained_until(phases):
+                return method()
+
+        return call
+
+    for name in ('train', 'val', 'test'):
+        setattr(runner, name, guarded(getattr(runner, name)))
+    _guard_data(runner)
+
+
+@contextmanager
+def _explained_until(phases: _Phases) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        if phases.now in phases.done:
+            raise
+        with explained(_SUBJECTS[phases.now]):
+            raise error
+
+
+def _guard_data(runner: Runner) -> None:
+    build, ignored = runner.build_dataloader, {255, *_ignored(runner.cfg.get('model'))}
+
+    def build_dataloader(dataloader: Any, *args: Any, **kwargs: Any) -> Any:
+        key = _key(runner.cfg, dataloader)
+        with explained(f'{key} cannot be built'):
+            scope = runner.cfg.get('default_scope')
+            try:
+                loader = build(dataloader, *args, **kwargs)
+            except Exception as error:
+                empty = 'need at least one array to concatenate' in str(error)  # mmengine's
+                _name_fault(key, dataloader, scope, empty)
+                raise
+            if hasattr(loader.dataset, '__len__') and not len(loader.dataset):
+                _name_fault(key, dataloader, scope, empty=True)
+            check_boxes(loader.dataset)
+            check_classes(runner.model, loader.dataset, key)
+        name_broken_pictures(loader.dataset, ignored)
+        return loader
+
+    runner.build_dataloader = build_dataloader  # type: ignore[method-assign]
+
+
+def _name_fault(key: str, dataloader: Any, scope: Optional[str], empty: bool) -> None:
+    """Raise what is wrong with a dataset that failed, or has nothing in it."""
+    dataset = dataloader.get('dataset') if isinstance(dataloader, Mapping) else None
+    fault = dataset_fault(dataset, scope)
+    if fault is not None:
+        raise DataError(f'{key}.dataset: {fault}')
+    if empty:
+        raise UsageError(
+            f'{key}.dataset has no items: nothing is listed, or filter_cfg, indices and '
+            'metainfo.classes leave nothing'
+        )
+
+
+def _key(cfg: Config, dataloader: Any) -> str:
+    """What a loader, or one with other batches, is called in the config."""
+    dataset = dataloader.get('dataset') if isinstance(dataloader, Mapping) else None
+    for split in ('train', 'val', 'test'):
+        own = cfg.get(f'{split}_dataloader') or {}
+        if dataset is not None and own.get('dataset') == dataset:
+            return f'{split}_dataloader'
+    return 'the dataloader'
+
+
+def _ignored(node: Any) -> Iterator[int]:
+    """Every ``ignore_index`` of a model's config."""
+    if isinstance(node, Mapping):
+        for key, value in node.items():
+            if key == 'ignore_index' and isinstance(value, int):
+                yield value
+            yield from _ignored(value)
+    elif isinstance(node, (list, tuple)):
+        for item in node:
+            yield from _ignored(item)

@@ -1,0 +1,147 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""From a config to a Runner: what has to be there, and one message where it is not."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable
+from typing import Any, Optional
+
+import torch
+from mmengine.config import Config, ConfigDict
+from mmengine.registry import RUNNERS
+from mmengine.runner import Runner
+
+from ..datasets import check_dataset_paths, ensure_demo_data
+from ..errors import UsageError
+from ..files import check_folder
+from .cpu_processes import prepare_distributed
+from .finite_hook import FiniteHook
+from .first_step import KeptConfig, guard
+from .mistakes import explained
+from .resume_point import go_on
+from .run_settings import check_run_settings
+from .safe_checkpoint_hook import DISK_FULL
+from .start_weights import check_start_weights
+from .work_dir_paths import WorkDirHook
+
+
+def prepare(cfg: Config, splits: tuple[str, ...]) -> None:
+    """Everything between the config and the Runner: weights, data, processes, defaults."""
+    check_run_settings(cfg)
+    check_folder(cfg.get('work_dir', 'work_dirs'), '--work-dir')
+    if splits and cfg.get(f'{splits[0]}_dataloader') is None:
+        raise UsageError(f'the config has no {splits[0]}_dataloader to take pictures from')
+    lacking = []
+    if 'train' in splits:
+        lacking += _what_lacks(prepare_weights, cfg)
+    lacking += _what_lacks(prepare_data, cfg, splits)
+    if lacking:
+        raise UsageError('\n'.join(lacking))
+    fill_dataloader_defaults(cfg)
+    prepare_distributed(cfg)
+
+
+def _what_lacks(step: Callable[..., None], *args: Any) -> list[str]:
+    """What a step has to complain about: weights and data are told together."""
+    try:
+        step(*args)
+    except UsageError as error:
+        return [str(error)]
+    return []
+
+
+def prepare_weights(cfg: Config) -> None:
+    """See that the weights a training starts from are there."""
+    if cfg.get('resume') and cfg.get('load_from') is None:
+        go_on(cfg)
+    try:
+        check_start_weights(cfg)
+    except (FileNotFoundError, ValueError) as error:
+        raise UsageError(str(error)) from error
+
+
+def prepare_data(cfg: Config, splits: tuple[str, ...]) -> None:
+    """Build the demo data if the config asks for it, and see that the data is there."""
+    demo = cfg.get('demo_data')
+    if demo:
+        try:
+            ensure_demo_data(**demo)
+        except ImportError as error:
+            raise UsageError(str(error)) from error
+    try:
+        check_dataset_paths(cfg, splits)
+    except FileNotFoundError as error:
+        raise UsageError(str(error)) from error
+
+
+def fill_dataloader_defaults(cfg: Config) -> None:
+    """mmpretrain's configs leave to its own tools how samples are collated."""
+    if cfg.get('default_scope') != 'mmpretrain':
+        return
+    for field in ('train_dataloader', 'val_dataloader', 'test_dataloader'):
+        if cfg.get(field) is not None:
+            cfg[field].setdefault('collate_fn', dict(type='default_collate'))
+            cfg[field].setdefault('pin_memory', torch.cuda.is_available())
+
+
+def draw_predictions(cfg: Config, show: bool, show_dir: Optional[str], wait_time: float) -> None:
+    """Turn the task's own visualization hook on."""
+    hook = cfg.default_hooks.get('visualization')
+    if hook is None:
+        raise UsageError(
+            '--show and --show-dir need a visualization hook: set default_hooks.visualization in '
+            "the config (dict(type='DetVisualizationHook') for mmdet, 'SegVisualizationHook' for "
+            "mmseg, 'VisualizationHook' for mmpretrain)"
+        )
+    hook.update(show=show, wait_time=wait_time)
+    name = hook.type if isinstance(hook.type, str) else hook.type.__name__
+    name = name.rpartition('.')[2]
+    if name == 'VisualizationHook':  # mmpretrain's
+        hook.update(enable=True, interval=1)
+        if show_dir:
+            hook.update(out_dir=show_dir)
+        return
+    hook.update(draw=True)
+    if name == 'SegVisualizationHook':
+        hook.update(interval=1)  # that of mmseg 1.2 would draw every 50th batch of a test
+    if show_dir and name == 'DetVisualizationHook':
+        # mmdet puts a relative folder under <work_dir>/<timestamp>
+        hook.update(test_out_dir=os.path.abspath(show_dir))
+    elif show_dir:
+        cfg.visualizer.save_dir = show_dir
+        backends = cfg.visualizer.setdefault('vis_backends', [])
+        if not backends:
+            backends.append(dict(type='LocalVisBackend'))
+
+
+def augment_test_time(cfg: Config) -> None:
+    """Wrap the model into the config's test-time augmentation."""
+    if 'tta_model' not in cfg or 'tta_pipeline' not in cfg:
+        raise UsageError('--tta: the config has no tta_model and tta_pipeline')
+    cfg.model = ConfigDict(**cfg.tta_model, module=cfg.model)
+    cfg.test_dataloader.dataset.pipeline = cfg.tta_pipeline
+
+
+def build_runner(cfg: Config) -> Runner:
+    """Build the Runner; what a config gets wrong is one message."""
+    kept = KeptConfig(cfg)
+    try:
+        with explained('the config cannot be built'):
+            own = 'runner_type' in cfg
+            runner = RUNNERS.build(cfg) if own else Runner.from_cfg(copy.deepcopy(cfg))
+    except Exception as error:
+        reason = error.__cause__ or error
+        if isinstance(reason, OSError) and reason.errno in DISK_FULL:
+            kept.put_back()
+            raise UsageError(
+                f'{reason.strerror}: the work dir {cfg.work_dir} cannot be written; make room, or '
+                'name another by --work-dir'
+            ) from error
+        raise
+    guard(runner, kept)
+    runner.register_hook(WorkDirHook())
+    if not any(isinstance(hook, FiniteHook) for hook in runner.hooks):
+        runner.register_hook(FiniteHook())
+    return runner

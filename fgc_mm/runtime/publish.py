@@ -1,0 +1,130 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""Making a checkpoint small and safe to hand out."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Union
+
+import numpy as np
+import torch
+from mmengine.runner import CheckpointLoader
+from torch import Tensor
+
+_META = ('cfg', 'dataset_meta', 'epoch', 'iter', 'experiment_name', 'seed', 'mmengine_version')
+
+
+def published(checkpoint: Mapping[str, Any], no_ema: bool = False) -> dict[str, Any]:
+    """What of a checkpoint is needed to use the network.
+
+    The weights stay, and of the meta information what inferencers and
+    ``load_from`` read: the config, the classes and palette, where the training
+    stood. Optimiser, schedulers, message hub, random states and the reference
+    to the banks go. The averaged weights of an ``EMAHook`` are in
+    ``state_dict`` already (the hook swaps them in when it saves), so
+    ``ema_state_dict``, the weights as they were trained, goes too.
+
+    Args:
+        checkpoint (Mapping): A checkpoint of a Runner, or plain weights.
+        no_ema (bool): Take the weights as they were trained instead of the
+            averaged ones. Defaults to False.
+
+    Returns:
+        dict: ``meta`` and ``state_dict``, of plain types, so that it loads with
+        ``weights_only=True``.
+    """
+    state = checkpoint.get('state_dict', checkpoint)
+    weights = OrderedDict((key, value) for key, value in state.items() if isinstance(value, Tensor))
+    if not weights:
+        raise ValueError('it holds no weights: neither a `state_dict` nor tensors of its own')
+    if no_ema:
+        if 'ema_state_dict' not in checkpoint:
+            raise ValueError('--no-ema: it has no `ema_state_dict`, nothing was averaged')
+        for key, value in checkpoint['ema_state_dict'].items():
+            if key.startswith('module.'):
+                weights[key[len('module.') :]] = value
+    # A view would take the whole storage it looks at along.
+    state = OrderedDict((key, value.detach().cpu().clone()) for key, value in weights.items())
+    meta = checkpoint.get('meta') if 'state_dict' in checkpoint else None
+    kept = {key: _plain(value) for key, value in (meta or {}).items() if key in _META}
+    return dict(meta=kept, state_dict=state)
+
+
+def publish(source: Union[str, Path], target: Union[str, Path], no_ema: bool = False) -> Path:
+    """Write a checkpoint for publication.
+
+    Args:
+        source (str | Path): The checkpoint. Outside of the tools one made by somebody else
+            can run code: publish your own, or see
+            :func:`~fgc_mm.runtime.safe_loading.guarded_loading`.
+        target (str | Path): Name of the new file; the first eight digits of its
+            SHA-256 are added, ``NAME-1a2b3c4d.pth``.
+        no_ema (bool): See :func:`published`. Defaults to False.
+
+    Returns:
+        Path: The file written.
+
+    Raises:
+        ValueError: If the checkpoint cannot be read or holds no weights.
+    """
+    target = Path(target)
+    # Not with_suffix: names like resnet18_lr0.1 have dots.
+    stem = re.sub(r'\.pth$', '', target.name)
+    # The digits of an earlier publication are not those of this file.
+    stem = re.sub(r'-[0-9a-f]{8}$', '', stem)
+    try:
+        checkpoint = CheckpointLoader.load_checkpoint(
+            str(source), map_location='cpu', logger='silent'
+        )
+    except FileNotFoundError:
+        raise
+    except Exception as error:
+        raise ValueError(f'{source} cannot be read as a checkpoint: {error}') from error
+    if not isinstance(checkpoint, Mapping):
+        raise ValueError(f'{source} holds a {type(checkpoint).__name__}, not a checkpoint')
+    try:
+        content = published(checkpoint, no_ema)
+    except ValueError as error:
+        raise ValueError(f'{source}: {error}') from error
+    target.parent.mkdir(parents=True, exist_ok=True)
+    fresh = target.with_name(f'.{stem}.{os.getpid()}.part')
+    try:
+        with open(fresh, 'wb') as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        digits = _sha256(fresh)[:8]
+        final = target.with_name(f'{stem}-{digits}.pth')
+        os.replace(fresh, final)
+    finally:
+        fresh.unlink(missing_ok=True)
+    return final
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, 'rb') as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """The same out of dicts, lists, tuples, numbers and strings."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set)):
+        items = [_plain(item) for item in value]
+        return tuple(items) if isinstance(value, tuple) else items
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, np.generic):
+        return value.item()
+    if value is None or isinstance(value, (bool, int, float, str, Tensor)):
+        return value
+    return str(value)

@@ -1,0 +1,132 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""Which channels a budget closes first."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Optional
+
+import torch
+from mmengine.dist import all_reduce
+from torch import Tensor
+
+from ...macs import BackboneShare
+
+_RATE = 0.05
+"""Weight of a batch in the means over batches."""
+
+
+class TaskPull:
+    """How hard the task pulls at each channel, from the gradients on its logits.
+
+    Channels that are shifted alike come to the threshold together, and which of them
+    close is left to chance. A sparsity loss does better with an optimizer of unit steps,
+    such as Adam: that moves a logit by what the loss gains there, over how strong all
+    gradients on it are, so what the task does not need goes first. :meth:`speeds` gives a
+    shift that preference, by a power of the same ratio, whatever the optimizer and its rate.
+
+    Args:
+        exponent (float): The power; 0 moves all channels alike. Defaults to 0.5.
+    """
+
+    def __init__(self, exponent: float = 0.5) -> None:
+        self.exponent = exponent
+        # For every channel: squares of gradients, gains, and how many batches had any.
+        self._means: Optional[Tensor] = None
+        self._sizes: list[int] = []
+        self._images = 0
+        self._gains: Optional[Tensor] = None
+        self._grads: dict[int, Tensor] = {}
+        self._own: dict[int, Tensor] = {}
+
+    def watch(
+        self, share: BackboneShare, logits: list[Tensor], fixed: Optional[list[bool]] = None
+    ) -> list[Tensor]:
+        """Wait for the gradients of a batch.
+
+        Args:
+            share (BackboneShare): Of the pass the logits are from.
+            logits (list[Tensor]): B x C of each gate, as the task has them.
+            fixed (list[bool], optional): Gates that a shift does not move.
+                Defaults to None, none.
+
+        Returns:
+            list[Tensor]: The same, for a loss whose gradients are not the task's.
+        """
+        self.discard()
+        self._sizes, self._images = [a.size(1) for a in logits], len(logits[0])
+        self._gains = torch.cat(_gains(share, [a.detach().float() for a in logits]))
+        own = [a.view_as(a) for a in logits]
+        for number, (theirs, ours) in enumerate(zip(logits, own, strict=True)):
+            if theirs.requires_grad and not (fixed and fixed[number]):
+                theirs.register_hook(partial(self._grads.__setitem__, number))
+                ours.register_hook(partial(self._own.__setitem__, number))
+        return own
+
+    def discard(self) -> None:
+        """Forget the last batch."""
+        self._gains, self._grads, self._own = None, {}, {}
+
+    @torch.no_grad()
+    def take(self) -> None:
+        """Take the last batch in, that of all ranks."""
+        if self._gains is None:
+            return
+        squares, reached = torch.zeros_like(self._gains), torch.zeros_like(self._gains)
+        parts = zip(squares.split(self._sizes), reached.split(self._sizes), strict=True)
+        for number, (part, seen) in enumerate(parts):
+            if number in self._grads:
+                grads = self._grads[number].float()
+                if number in self._own:
+                    grads = grads - self._own[number].float()
+                part.copy_(grads.square().mean(dim=0))
+                seen.fill_(1)
+        found = torch.stack([squares, self._gains, reached, torch.ones_like(reached)])
+        found *= self._images
+        self.discard()
+        all_reduce(found)
+        found = found[:3] / found[3]
+        known = found[2] > 0
+        # Only how they compare counts, whatever the loss and its scale.
+        found[0] /= found[0][known].mean().clamp(min=1e-30)
+        if not bool(found[:, known].isfinite().all()):
+            return  # a loss scale that was too high
+        if self._means is None or self._means.shape != found.shape:
+            self._means = torch.zeros_like(found)
+        self._means[2] += known
+        rates = (1 / self._means[2].clamp(min=1)).clamp(min=_RATE) * known
+        self._means[:2] += torch.where(known, rates * (found[:2] - self._means[:2]), 0.0)
+
+    def speeds(self) -> Optional[list[Tensor]]:
+        """How far a shift by 1 moves the channels of each gate, the same on all ranks: 0 to 2,
+        1 in the middle and where nothing is known; None before the first batch."""
+        if self._means is None or self._means.size(1) != sum(self._sizes):
+            return None
+        squares, gains, batches = self._means
+        # The ratio itself would set channels so far apart that images cannot flip them.
+        roots = (gains / squares.sqrt().clamp(min=1e-12)) ** self.exponent
+        known = batches > 0
+        middle = roots[known].median().clamp(min=1e-12) if bool(known.any()) else 1.0
+        speeds = torch.where(known, 2 * roots / (roots + middle), 1.0)
+        return list(speeds.split(self._sizes))
+
+    def state_dict(self) -> dict[str, Any]:
+        """A tensor, or None before the first batch."""
+        return dict(means=None if self._means is None else self._means.cpu().clone())
+
+    def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
+        """Go on where another one was."""
+        means = state['means']
+        self._means = None if means is None else means.to(device, copy=True)
+
+
+def _gains(share: BackboneShare, logits: list[Tensor]) -> list[Tensor]:
+    """What the expected share falls by with each logit, C for each gate."""
+    probs = [a.sigmoid() for a in logits]
+    with torch.enable_grad():
+        openness = torch.stack([p.mean() for p in probs]).unsqueeze(0).requires_grad_()
+        (costs,) = torch.autograd.grad(share.of(openness).sum(), openness)
+    return [
+        cost / p.size(1) * (p * (1 - p)).mean(dim=0)
+        for cost, p in zip(costs[0], probs, strict=True)
+    ]

@@ -1,0 +1,195 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""The batch Feature-Gate Coupling works on: that of all ranks together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Optional
+
+import torch
+from mmengine.dist import all_gather, get_rank, get_world_size
+from torch import Tensor
+
+from ...datasets import INSTANCE_KEY
+from ...gates import GateRecord
+
+
+@dataclass
+class LayerBatch:
+    """What one gate saw, without a graph: B x C pooled features and logits."""
+
+    feature: Tensor
+    logits: Tensor
+
+
+@dataclass
+class Batch:
+    """The instances of all ranks, in the order of the ranks.
+
+    Attributes:
+        indices (Tensor): Their indices.
+        labels (Tensor, optional): Their labels, if they were asked for.
+        layers (dict[str, LayerBatch]): Gate -> what it saw.
+        counts (list[int]): How many of them each rank has.
+    """
+
+    indices: Tensor
+    labels: Optional[Tensor]
+    layers: dict[str, LayerBatch]
+    counts: list[int]
+
+    @property
+    def own(self) -> slice:
+        """The rows of this rank."""
+        start = sum(self.counts[: get_rank()])
+        return slice(start, start + self.counts[get_rank()])
+
+    @property
+    def weight(self) -> float:
+        """What the mean over this rank's instances counts for.
+
+        DDP averages the gradients of the ranks as if all had as many instances.
+        """
+        return self.counts[get_rank()] * len(self.counts) / sum(self.counts)
+
+
+def collect_batch(
+    records: dict[str, GateRecord], data_samples: Any, with_labels: bool = False
+) -> Batch:
+    """Read the batch of this rank and gather those of the others.
+
+    If one rank cannot read its batch, all ranks raise: none is left waiting.
+
+    Args:
+        records (dict[str, GateRecord]): Gate -> record of this pass.
+        data_samples (list): The data samples of this rank.
+        with_labels (bool): Whether labels are needed. Defaults to False.
+
+    Returns:
+        Batch: The same on every rank.
+    """
+    device = next(iter(records.values())).logits.device
+    error: Optional[Exception] = None
+    numbers = torch.zeros(0, 2, dtype=torch.int64)
+    try:
+        numbers = _read(records, data_samples, with_labels)
+    except (ValueError, TypeError) as caught:
+        error = caught
+    if get_world_size() == 1:
+        if error is not None:
+            raise error
+        counts = [len(numbers)]
+        layers = {
+            name: LayerBatch(_feature(name, record), record.logits.detach())
+            for name, record in records.items()
+        }
+        numbers = numbers.to(device)
+    else:
+        status = torch.tensor([len(numbers), int(error is None)], device=device)
+        told = [row.tolist() for row in all_gather(status)]
+        if error is not None:
+            raise error
+        counts = [row[0] for row in told]
+        failed = [rank for rank, row in enumerate(told) if not row[1]]
+        if failed:
+            raise RuntimeError(f'FGCHook: rank {failed[0]} cannot read its batch; see its message')
+        numbers = gather_rows(numbers.to(device), counts)
+        layers = _gather_layers(records, counts)
+    labels = numbers[:, 1] if with_labels else None
+    return Batch(numbers[:, 0], labels, layers, counts)
+
+
+def check_finite(batch: Batch, iteration: int) -> None:
+    """See that every feature and logit is a number.
+
+    Args:
+        batch (Batch): The batch, the same on all ranks.
+        iteration (int): For the error.
+
+    Raises:
+        ValueError: Naming the gate and the first instance.
+    """
+    for name, layer in batch.layers.items():
+        for what, rows in (('features', layer.feature), ('logits', layer.logits)):
+            bad = ~torch.isfinite(rows).all(dim=1)
+            if not bool(bad.any()):
+                continue
+            raise ValueError(
+                f'FGCHook: the {what} of {name} contain NaN or Inf for {int(bad.sum())} of '
+                f'{len(bad)} instances at iteration {iteration}, the first is instance '
+                f'{int(batch.indices[bad][0])}; the training has diverged or that picture is '
+                'broken. Nothing of this batch has entered a bank'
+            )
+
+
+def gather_rows(rows: Tensor, counts: Sequence[int]) -> Tensor:
+    """The rows of all ranks under each other.
+
+    Args:
+        rows (Tensor): Those of this rank.
+        counts (Sequence[int]): How many each rank has.
+    """
+    if len(counts) == 1:
+        return rows
+    padded = rows.new_zeros(max(counts), *rows.shape[1:])
+    padded[: len(rows)] = rows
+    gathered = all_gather(padded)
+    return torch.cat([part[:count] for part, count in zip(gathered, counts, strict=True)])
+
+
+def _gather_layers(records: dict[str, GateRecord], counts: list[int]) -> dict[str, LayerBatch]:
+    # Everything in one message.
+    parts = []
+    for name, record in records.items():
+        parts += [_feature(name, record), record.logits.detach()]
+    widths = [part.size(1) for part in parts]
+    pieces = iter(gather_rows(torch.cat(parts, dim=1), counts).split(widths, dim=1))
+    return {name: LayerBatch(next(pieces), next(pieces)) for name in records}
+
+
+def _feature(name: str, record: GateRecord) -> Tensor:
+    if record.feature is None:
+        raise ValueError(f'FGCHook: {name} left no feature: its convolution did not run')
+    return record.feature.to(record.logits.dtype)
+
+
+def _read(records: dict[str, GateRecord], data_samples: Any, with_labels: bool) -> Tensor:
+    """B x 2: index and label of every instance."""
+    if not isinstance(data_samples, (list, tuple)):
+        raise TypeError(
+            'FGCHook: data_samples must be a list with one data sample per picture, not a '
+            f'{type(data_samples).__name__}'
+        )
+    numbers = torch.zeros(len(data_samples), 2, dtype=torch.int64)
+    for i, sample in enumerate(data_samples):
+        index = getattr(sample, INSTANCE_KEY, None)
+        if index is None:
+            raise ValueError(
+                f'FGCHook: data sample {i} of this batch has no {INSTANCE_KEY!r} in its metainfo; '
+                'items of mmengine datasets get one by themselves, others must bring it along: '
+                f'data_sample.set_metainfo({{{INSTANCE_KEY!r}: ...}})'
+            )
+        numbers[i, 0] = int(index)
+        if with_labels:
+            numbers[i, 1] = _label(sample)
+    for name, record in records.items():
+        if len(record.logits) != len(numbers):
+            raise ValueError(
+                f'FGCHook: {name} saw {len(record.logits)} pictures but the batch has '
+                f'{len(numbers)} data samples; a model that shows several views of a picture to '
+                'its backbone cannot be coupled'
+            )
+        _feature(name, record)
+    return numbers
+
+
+def _label(sample: Any) -> int:
+    label = getattr(sample, 'gt_label', None)
+    if label is None or torch.as_tensor(label).numel() != 1:
+        what = 'no gt_label' if label is None else f'{torch.as_tensor(label).numel()} labels'
+        raise ValueError(
+            "FGCHook: source='label' needs pictures of one class each, but a "
+            f"{type(sample).__name__} has {what}; use source='feature'"
+        )
+    return int(torch.as_tensor(label))

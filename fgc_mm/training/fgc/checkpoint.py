@@ -1,0 +1,156 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""What FGCHook has to do with checkpoints."""
+
+from __future__ import annotations
+
+import logging
+import os
+import uuid
+from typing import TYPE_CHECKING, Any, Optional
+
+from mmengine.dist import barrier, is_main_process
+from mmengine.runner import Runner, find_latest_checkpoint
+
+from ...runtime import SafeCheckpointHook
+from ...runtime.work_dir_paths import run_folders
+from ..schedules import epochs_seen
+from .bank_files import banks_path, find_banks, finish_banks, read_banks, write_banks
+
+if TYPE_CHECKING:
+    from .hook import FGCHook
+
+_KEY = 'fgc'
+
+
+class FGCCheckpoint:
+    """Saves and restores the banks and counters of a hook.
+
+    The checkpoint itself gets a small entry: the count of instances, the name of
+    the file of banks and a token that is in this file, too. :class:`SafeCheckpointHook`
+    sees to it that a checkpoint is never without its banks, and that they are
+    removed with it.
+
+    Args:
+        hook (FGCHook): The hook.
+        save_banks (bool): Whether banks are saved.
+        fresh_banks (bool): Whether a resumed run starts with fresh banks.
+    """
+
+    def __init__(self, hook: FGCHook, save_banks: bool, fresh_banks: bool) -> None:
+        self.hook = hook
+        self.save_banks = save_banks
+        self.fresh_banks = fresh_banks
+        self._loaded: Optional[dict[str, Any]] = None
+        self._path: Optional[str] = None
+        self._saved: tuple[str, int, str] = ('', -1, '')
+
+    def after_load(self, runner: Runner, checkpoint: dict) -> None:
+        """Keep aside what a checkpoint holds; whether it is of use shows later."""
+        entry = checkpoint.get(_KEY)
+        self._loaded = dict(entry) if isinstance(entry, dict) else {}
+        if not isinstance(self._loaded.get('banks'), str):
+            self._loaded['banks'] = None
+        self._path = runner._load_from
+        if self._path is None and runner._resume:
+            self._path = find_latest_checkpoint(runner.work_dir)
+
+    def before_train(self, runner: Runner) -> None:
+        """Resume what a checkpoint held."""
+        if runner.iter:
+            self._resume(runner)
+        else:
+            self.notice_ignored(runner, 'load_from')
+        self._loaded = None
+
+    def notice_ignored(self, runner: Runner, by: str) -> None:
+        """Say that banks were not looked at, unless this is a training."""
+        loaded, self._loaded = self._loaded, None
+        if loaded and loaded.get('banks'):
+            runner.logger.info(
+                f'FGCHook: {by} takes the weights only; the banks in '
+                f'{os.path.basename(loaded["banks"])} are ignored'
+            )
+
+    def before_save(self, runner: Runner, checkpoint: dict) -> None:
+        """Write the banks and refer to them. Called on the main process only."""
+        hook = self.hook
+        if not hook.couplings:
+            return
+        entry: dict[str, Any] = dict(
+            seen=hook.seen, num_instances=hook.num_instances, banks=None, token=None
+        )
+        # Without an optimizer it is one of the best, and not meant to be resumed.
+        saver = SafeCheckpointHook.of(runner)
+        if self.save_banks and saver.target is not None and 'optimizer' in checkpoint:
+            entry['banks'] = path = banks_path(saver.target)
+            if self._saved[:2] != (path, hook.seen) or not os.path.isfile(path):
+                token = uuid.uuid4().hex
+                write_banks(saver.stage(path), self._state(token))
+                self._saved = (path, hook.seen, token)
+            entry['token'] = self._saved[2]
+        checkpoint[_KEY] = entry
+
+    def _state(self, token: str) -> dict[str, Any]:
+        hook = self.hook
+        return dict(
+            token=token,
+            num_instances=hook.num_instances,
+            layers={name: layer.state_dict() for name, layer in hook.couplings.items()},
+            turnover={name: meter.state_dict() for name, meter in hook.meters.items()},
+        )
+
+    def _resume(self, runner: Runner) -> None:
+        hook, loaded = self.hook, self._loaded or {}
+        same_size = loaded.get('num_instances') == hook.num_instances
+        hook.seen = loaded['seen'] if same_size else round(epochs_seen(runner) * hook.num_instances)
+        recorded = loaded.get('banks')
+        if self.fresh_banks or (recorded is None and not self.save_banks):
+            runner.logger.log(logging.WARNING, 'FGCHook: resuming with fresh banks')
+            return
+        advice = 'To go on with fresh banks, set fresh_banks=True in FGCHook'
+        if recorded is None:
+            raise ValueError(
+                'FGCHook: the checkpoint to be resumed was saved without banks (best checkpoints '
+                'and those saved without an optimizer or with save_banks=False have none); resume '
+                f'one that has. {advice}'
+            )
+        if is_main_process():
+            finish_banks(self._path, loaded['token'])
+        barrier()
+        path = find_banks(recorded, self._path, run_folders(runner))
+        if path is None:
+            raise FileNotFoundError(
+                f'FGCHook: the banks of the checkpoint to be resumed, '
+                f'{os.path.basename(recorded)}, are neither beside it nor in the work dir; copy '
+                f'the file there. {advice}'
+            )
+        try:
+            self._load(path, loaded['token'])
+        except ValueError as error:
+            raise ValueError(f'FGCHook: {error}. {advice}') from None
+        runner.logger.info(f'FGCHook: banks resumed from {path}')
+
+    def _load(self, path: str, token: str) -> None:
+        """Take over a file of banks, or raise a ValueError that says why not."""
+        hook, state = self.hook, read_banks(path)
+        if state['token'] != token:
+            raise ValueError(f'{path} belongs to another checkpoint than the one to be resumed')
+        if state['num_instances'] != hook.num_instances:
+            raise ValueError(
+                f'{path} is of a training set of {state["num_instances"]} instances, this one has '
+                f'{hook.num_instances}'
+            )
+        there, here = set(state['layers']), set(hook.couplings)
+        if there != here:
+            raise ValueError(
+                f'{path} has banks of the gates {sorted(there)}, the config couples {sorted(here)}'
+            )
+        for name, coupling in hook.couplings.items():
+            try:
+                coupling.load_state_dict(state['layers'][name])
+            except ValueError as error:
+                raise ValueError(f'{path}, {name}: {error}') from None
+        for name, meter in hook.meters.items():
+            saved = state['turnover'].get(name)
+            if saved is not None and saved['last'].shape == meter.last.shape:
+                meter.load_state_dict(saved)

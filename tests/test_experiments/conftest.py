@@ -1,0 +1,3 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+from command_line import demo_checkpoint, run_tool, short_options  # noqa: F401
+from toy_task import build, digits_cfg, make_runner, toy  # noqa: F401
