@@ -160,7 +160,7 @@ def main() -> None:
     if args.threads:
         torch.set_num_threads(args.threads)
     torch.manual_seed(0)
-    MMLogger.get_instance('mmengine', log_level='ERROR')  # or it lists every initialised weight
+    MMLogger.get_instance('mmengine', log_level='ERROR')  # or it lists every initialized weight
     print(
         f'cpu, {torch.get_num_threads()} threads, torch {torch.__version__}, batch 1, median of '
         f'{args.repeats}, {"processor" if args.cpu_time else "wall"} time'

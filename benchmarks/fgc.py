@@ -1,7 +1,7 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
 """What Feature-Gate Coupling costs.
 
-Without options: neighbours, loss, gradient and bank updates of one layer
+Without options: neighbors, loss, gradient and bank updates of one layer
 against the plain way (dense similarity matrix, top-k, dense softmax kept for
 backward). A repetition times each way in turn, so that a change of the
 machine's speed meets all; tables show medians, the median of the ratios within
@@ -36,7 +36,7 @@ from fgc_mm.coupling import (
     ApproximateSearch,
     MemoryBank,
     map_layers,
-    nearest_neighbours,
+    nearest_neighbors,
     with_gradient,
 )
 from fgc_mm.coupling.memory_bank import unit_rows
@@ -202,7 +202,7 @@ def backends(args) -> None:
             return (queries @ data.t()).topk(k, dim=1)
 
         ways: dict[str, Callable] = {
-            name: lambda name=name, q=queries, d=data, k=k, own=own: nearest_neighbours(
+            name: lambda name=name, q=queries, d=data, k=k, own=own: nearest_neighbors(
                 q, d, k, own, name
             )
             for name in ('torch', 'faiss')
@@ -235,7 +235,7 @@ def approximate(args) -> None:
             search.search(queries, args.k, own)
             times = interleaved(
                 {
-                    'exact': lambda: nearest_neighbours(queries, bank.data, args.k, own),
+                    'exact': lambda: nearest_neighbors(queries, bank.data, args.k, own),
                     'approximate': lambda s=search: s.search(queries, args.k, own),
                 },
                 max(3, args.repeats // 3),

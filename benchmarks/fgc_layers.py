@@ -23,13 +23,13 @@ class PlainCoupling:
         z = F.normalize(feature.detach(), dim=1)
         similarity = z @ self.features.t()
         similarity[torch.arange(len(z)), indices] = -1e9
-        neighbours = similarity.topk(self.k, dim=1).indices
+        neighbors = similarity.topk(self.k, dim=1).indices
         log_p = F.log_softmax(logits @ self.gates.t() / self.tau, dim=1)
         if self.form == 'log_sum':
-            positives = torch.cat((indices[:, None], neighbours), dim=1)
+            positives = torch.cat((indices[:, None], neighbors), dim=1)
             loss = -log_p.gather(1, positives).logsumexp(dim=1).mean()
         else:
-            loss = -log_p.gather(1, neighbours).sum(dim=1).mean()
+            loss = -log_p.gather(1, neighbors).sum(dim=1).mean()
             loss = loss / self.k if self.form == 'mean_log' else loss
         return loss
 

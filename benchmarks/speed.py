@@ -16,7 +16,7 @@ A random choice of channels is open, another one for each gate, picture and repe
 With one picture the gates decide so by their biases; in batches, where pictures differ,
 they are evaluated and then forced. A repetition times each network
 once, in random order; ratios are medians over the repetitions of ratios
-within one. The realised share is (1 - time / dense time) / (1 - MACs / dense
+within one. The realized share is (1 - time / dense time) / (1 - MACs / dense
 MACs); the MACs are those of open channels and of the gates themselves.
 
     python benchmarks/speed.py --depths 18 34 50 --sizes 224x224 512x512 800x600
@@ -76,7 +76,7 @@ class Row:
         seconds (float): Median time.
         time_ratio (float): Median of time / time of the dense one.
         macs_ratio (float): Executed MACs / MACs of the dense one.
-        realised (float): Time saved / MACs saved; nan where nothing is saved.
+        realized (float): Time saved / MACs saved; nan where nothing is saved.
     """
 
     network: str
@@ -87,7 +87,7 @@ class Row:
     seconds: float
     time_ratio: float
     macs_ratio: float
-    realised: float
+    realized: float
 
 
 def parse_args() -> argparse.Namespace:
@@ -128,7 +128,7 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
     parser.add_argument('--out', type=Path, help='write all figures to a .json file')
-    parser.add_argument('--plot', type=Path, help='draw the realised share to a .png file')
+    parser.add_argument('--plot', type=Path, help='draw the realized share to a .png file')
     parser.add_argument(
         '--report', type=Path, nargs='+', help='measure nothing: table and plot of .json files'
     )
@@ -253,11 +253,11 @@ def settings(args: argparse.Namespace):
 
 
 def print_row(row: Row) -> None:
-    realised = '' if row.realised != row.realised else f'{100 * row.realised:.0f} %'
+    realized = '' if row.realized != row.realized else f'{100 * row.realized:.0f} %'
     print(
         f'{row.network:<16}{row.size:>9}{row.batch:>6}{100 * row.open_share:>6.0f} %  '
         f'{row.kind:<14}{1000 * row.seconds:>10.1f}{row.time_ratio:>8.3f}'
-        f'{row.macs_ratio:>8.3f}{realised:>10}',
+        f'{row.macs_ratio:>8.3f}{realized:>10}',
         flush=True,
     )
 
@@ -274,7 +274,7 @@ def main() -> None:
     if args.threads:
         torch.set_num_threads(args.threads)
     torch.manual_seed(0)
-    MMLogger.get_instance('mmengine', log_level='ERROR')  # or it lists every initialised weight
+    MMLogger.get_instance('mmengine', log_level='ERROR')  # or it lists every initialized weight
     print(
         f'{args.device}, {torch.get_num_threads()} threads, {args.layout}, torch '
         f'{torch.__version__}, median of {args.repeats}, '
@@ -282,7 +282,7 @@ def main() -> None:
     )
     print(
         f'{"network":<16}{"size":>9}{"batch":>6}{"open":>8}  {"kind":<14}{"ms":>10}{"time":>8}'
-        f'{"MACs":>8}{"realised":>10}'
+        f'{"MACs":>8}{"realized":>10}'
     )
     rows: list[Row] = []
     for networks in settings(args):

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from fgc_mm.analysis import style
 
-COLOURS = {
+COLORS = {
     'static': '0.45',
     'packed static': style.RUNS[2],
     'packed': style.RUNS[4],
@@ -26,9 +26,9 @@ HEAD = (
     'packed: time',
     'masked: time',
     'static: time',
-    'realised',
+    'realized',
     'sparse: time',
-    'realised',
+    'realized',
     'sparse / static',
     'packed static: time',
     'sparse / packed static',
@@ -63,12 +63,12 @@ def figure(rows: list[dict]) -> Figure:
         for axis, batch in zip(axes, batches, strict=True):
             axis.plot([0, 1], [0, 1], color='0.8', zorder=0)
             axis.axhline(0, color='0.8', linewidth=0.8, zorder=0)
-            for kind, colour in COLOURS.items():
+            for kind, color in COLORS.items():
                 for row in rows:
                     if (row['kind'], row['batch']) == (kind, batch):
                         saved = 1 - row['macs_ratio'], 1 - row['time_ratio']
-                        axis.scatter(*saved, color=colour, marker=markers[row['network']], s=30)
-                axis.scatter([], [], color=colour, label=kind)
+                        axis.scatter(*saved, color=color, marker=markers[row['network']], s=30)
+                axis.scatter([], [], color=color, label=kind)
             for network, marker in markers.items():
                 axis.scatter([], [], color='0.3', marker=marker, label=network)
             axis.set_title(f'batch {batch}')
@@ -104,9 +104,9 @@ def table(rows: list[dict]) -> str:
                 f'{100 * share:.0f} %',
                 f'{sparse["macs_ratio"]:.2f}',
                 *(_time(kinds.get(kind)) for kind in ('packed', 'masked', 'static')),
-                _percent(static['realised']),
+                _percent(static['realized']),
                 f'{sparse["time_ratio"]:.2f}',
-                _percent(sparse['realised']),
+                _percent(sparse['realized']),
                 _percent(_of_limit(sparse, static)),
                 _time(limit),
                 _percent(_of_limit(sparse, limit)) if limit else '',

@@ -3,7 +3,7 @@
 
 Trains both configs of a protocol with the same seeds, moves the evaluation
 threshold of each until the two of a seed are equally open, and compares on
-unseen pictures: accuracy, and in the coupled gates neighbour overlap, the share
+unseen pictures: accuracy, and in the coupled gates neighbor overlap, the share
 of the k nearest pictures in feature space that are also the k nearest in gate
 space. What is trained or measured already is not done again.
 
@@ -33,7 +33,7 @@ from runs import Run
 
 import fgc_mm  # noqa: F401  registers gates, backbones and hooks
 from fgc_mm.analysis.gather import set_aside
-from fgc_mm.coupling import neighbour_overlap
+from fgc_mm.coupling import neighbor_overlap
 from fgc_mm.gates import select_blocks, set_threshold
 from fgc_mm.runtime import launch, unwrap
 
@@ -51,11 +51,11 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('protocol', choices=PROTOCOLS)
     parser.add_argument('--seeds', type=int, nargs='+', default=[0, 1, 2])
-    parser.add_argument('--neighbours', type=int, default=10, help='of the overlap')
+    parser.add_argument('--neighbors', type=int, default=10, help='of the overlap')
     parser.add_argument('--work-dir', default='work_dirs/evidence')
     parser.add_argument('--eta', type=float, nargs='+', help="weights in place of the config's")
     parser.add_argument('--form', help="contrast in place of the config's")
-    parser.add_argument('--k', type=int, help="neighbours in place of the config's")
+    parser.add_argument('--k', type=int, help="neighbors in place of the config's")
     parser.add_argument('--space', help="'logits' or 'probs' in place of the config's")
     parser.add_argument('--layers', help="such as last_stage or -2,-1, in place of the config's")
     parser.add_argument('--train-only', action='store_true', help='no evaluation, no table')
@@ -136,7 +136,7 @@ class Network:
         metrics, records = self.metrics, self.collector.records
         blocks = select_blocks(unwrap(self.runner.model), layers)
         overlap = {
-            name: neighbour_overlap(records[name].feature, records[name].logits, k)
+            name: neighbor_overlap(records[name].feature, records[name].logits, k)
             for block in blocks.values()
             for name, _ in block
         }
@@ -222,8 +222,8 @@ def main() -> None:
                 gated.train(seed)
                 fgc.train(seed)
             continue
-        results = [compare(gated, fgc, seed, args.neighbours) for seed in args.seeds]
-        show(fgc, results, args.neighbours)
+        results = [compare(gated, fgc, seed, args.neighbors) for seed in args.seeds]
+        show(fgc, results, args.neighbors)
 
 
 if __name__ == '__main__':

@@ -50,8 +50,8 @@ WAYS = {
     'bas': Way('BAS', 'bas'),
     'bas_fgc': Way('BAS and FGC, mean_log', 'bas_fgc', versus='BAS'),
     'fbs': Way('FBS', 'fbs'),
-    'label': Way('FGC, neighbours by label', FGC, {'FGCHook.source': 'label'}, versus=PLAIN),
-    'gate': Way('FGC, neighbours by gate', FGC, {'FGCHook.source': 'gate'}, versus=PLAIN),
+    'label': Way('FGC, neighbors by label', FGC, {'FGCHook.source': 'label'}, versus=PLAIN),
+    'gate': Way('FGC, neighbors by gate', FGC, {'FGCHook.source': 'gate'}, versus=PLAIN),
 }
 MAIN = ('dense', 'gated', 'fgc')
 
@@ -77,7 +77,7 @@ class Task:
         layers (str | list[int]): Blocks whose gates are looked at in every row.
         start (str): What all rows start from: a file of public weights, or the
             config whose training makes it.
-        neighbours (int): k of the overlap. Defaults to 10.
+        neighbors (int): k of the overlap. Defaults to 10.
         rows (tuple[str, ...]): Keys of :data:`WAYS`. Defaults to the main ones.
         etas (dict): Form -> weights that are tried. Defaults to none.
         targets (tuple[float, ...]): Costs of the trade-off beside the config's
@@ -93,7 +93,7 @@ class Task:
     metric: str
     layers: Layers
     start: str
-    neighbours: int = 10
+    neighbors: int = 10
     rows: tuple[str, ...] = MAIN
     etas: dict[str, tuple[float, ...]] = field(default_factory=dict, hash=False)
     targets: tuple[float, ...] = ()
@@ -159,7 +159,7 @@ TASKS = {
         3,
     ),
 }
-"""Of 20 pictures ten are no neighbourhood, so the segmentor's overlap is that of three."""
+"""Of 20 pictures ten are no neighborhood, so the segmentor's overlap is that of three."""
 
 
 class Trial(NamedTuple):

@@ -39,7 +39,7 @@ def look(run: Run, task: Task) -> None:
         dump(path, {})
         return
     layers = table.choose(task.layers)
-    dump(path, {name: align(table, name, k=task.neighbours) for name in layers})
+    dump(path, {name: align(table, name, k=task.neighbors) for name in layers})
 
 
 def figures(outcome: Mapping[str, Any], task: Task) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def table(
         measured (Sequence[dict], optional): Where that row's runs are. Defaults to
             None: among ``done``.
     """
-    k, digits = task.neighbours, 3 if task.metric.endswith('mAP') else 2
+    k, digits = task.neighbors, 3 if task.metric.endswith('mAP') else 2
     if versus is None:
         versus = {way.label: way.versus for way in WAYS.values()}
     head = [

@@ -6,7 +6,7 @@
     python3 tools/dev.py test     lint, type check and tests
     python3 tools/dev.py setup    only the environment
     python3 tools/dev.py run ...  any command inside it
-    python3 tools/dev.py audit    licences and known vulnerabilities of the dependencies
+    python3 tools/dev.py audit    licenses and known vulnerabilities of the dependencies
     python3 tools/dev.py lock     resolve the pinned versions anew
 
 `test`, `setup`, `run` and `audit` take `--line original`: the same with OpenMMLab's
@@ -83,7 +83,7 @@ def lock():
 
 
 def audit(line):
-    """Licences and known vulnerabilities of the packages of a line."""
+    """Licenses and known vulnerabilities of the packages of a line."""
     uv = find_uv(find_python())
     script = os.path.join('tools', 'dev_audit.py')
     return line.in_env([line.python, script, uv, line.pins, line.mmcv])
@@ -105,7 +105,7 @@ def main():
     sub.add_argument('--rebuild', action='store_true', help='make it anew')
     sub = commands.add_parser('run', parents=[with_line], help='any command inside the environment')
     sub.add_argument('args', nargs=argparse.REMAINDER)
-    commands.add_parser('audit', parents=[with_line], help='licences, known vulnerabilities')
+    commands.add_parser('audit', parents=[with_line], help='licenses, known vulnerabilities')
     commands.add_parser('lock', help='resolve the pinned versions anew')
     options = parser.parse_args()
     if not options.command:

@@ -1,7 +1,7 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
-"""Licences and known vulnerabilities of the packages of a development environment.
+"""Licenses and known vulnerabilities of the packages of a development environment.
 
-`python3 tools/dev.py audit` runs it inside the environment. The licences are what
+`python3 tools/dev.py audit` runs it inside the environment. The licenses are what
 the installed packages state; the vulnerabilities are pip-audit's, which asks a
 service on the network about every pinned version.
 """
@@ -29,8 +29,8 @@ JUDGED = re.compile(r'nvidia-')
 FOUND, NOT_AUDITED = 1, 2
 
 
-def stated_licence(package: metadata.Distribution) -> str:
-    """What a package says of its licence, in a few words, or 'unknown'."""
+def stated_license(package: metadata.Distribution) -> str:
+    """What a package says of its license, in a few words, or 'unknown'."""
     fields = package.metadata
     expression = fields.get('License-Expression')
     if expression:
@@ -45,26 +45,26 @@ def stated_licence(package: metadata.Distribution) -> str:
     return f'{known[0]} (text)' if known and not REFUSED.search(text) else 'unknown'
 
 
-def is_accepted(licence: str) -> bool:
-    """Whether all parts of one of a licence's alternatives are accepted."""
+def is_accepted(license: str) -> bool:
+    """Whether all parts of one of a license's alternatives are accepted."""
     return any(
         all(ACCEPTED.search(part) and not REFUSED.search(part) for part in choice.split(' AND '))
-        for choice in licence.split(' OR ')
+        for choice in license.split(' OR ')
     )
 
 
-def check_licences(packages: Iterable[metadata.Distribution]) -> int:
-    """Print the licences and who has them; complain about those not accepted."""
+def check_licenses(packages: Iterable[metadata.Distribution]) -> int:
+    """Print the licenses and who has them; complain about those not accepted."""
     having = defaultdict(list)
     refused = []
     for package in packages:
-        name, licence = package.metadata['Name'], stated_licence(package)
-        having[licence].append(name)
-        if not is_accepted(licence) and not JUDGED.match(name):
-            refused.append(f'{name} {package.version}: {licence}')
-    print(f'Licences of {sum(map(len, having.values()))} packages:')
-    for licence, names in sorted(having.items()):
-        print(f'  {licence}: {", ".join(sorted(names, key=str.lower))}')
+        name, license = package.metadata['Name'], stated_license(package)
+        having[license].append(name)
+        if not is_accepted(license) and not JUDGED.match(name):
+            refused.append(f'{name} {package.version}: {license}')
+    print(f'Licenses of {sum(map(len, having.values()))} packages:')
+    for license, names in sorted(having.items()):
+        print(f'  {license}: {", ".join(sorted(names, key=str.lower))}')
     for line in refused:
         print(f'  NOT ACCEPTED {line} (tools/dev_audit.py has the list of those that are)')
     return FOUND if refused else 0
@@ -116,12 +116,12 @@ def main() -> int:
     parser.add_argument('more', nargs='*', help='further requirements, name==version')
     args = parser.parse_args()
     packages = metadata.distributions(path=[sysconfig.get_path('purelib')])
-    licences = check_licences(p for p in packages if p.metadata['Name'] != 'fgc-mm')
+    licenses = check_licenses(p for p in packages if p.metadata['Name'] != 'fgc-mm')
     with tempfile.TemporaryDirectory() as folder:
         more = os.path.join(folder, 'more.txt')
         with open(more, 'w') as file:
             file.write('\n'.join(args.more) + '\n')
-        return max(licences, check_vulnerabilities(args.uv, [args.pins, more]))
+        return max(licenses, check_vulnerabilities(args.uv, [args.pins, more]))
 
 
 if __name__ == '__main__':

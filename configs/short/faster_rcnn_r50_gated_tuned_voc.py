@@ -1,5 +1,5 @@
 # Gates at the cost of the paper's detector (34 % of the backbone saved), without coupling. Two pictures a step are
-# no batch to normalise over, so the gates have layer norm.
+# no batch to normalize over, so the gates have layer norm.
 _base_ = 'faster_rcnn_r50_baseline_tuned_voc.py'
 model = dict(
     backbone=dict(

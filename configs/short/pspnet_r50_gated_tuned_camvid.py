@@ -1,5 +1,5 @@
 # Gates at the cost of the paper's segmentor (35 % of the backbone saved), without coupling. Four pictures a step are
-# no batch to normalise over, so the gates have layer norm.
+# no batch to normalize over, so the gates have layer norm.
 _base_ = 'pspnet_r50_baseline_tuned_camvid.py'
 model = dict(
     backbone=dict(

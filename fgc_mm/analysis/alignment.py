@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from ..coupling import neighbour_overlap
+from ..coupling import neighbor_overlap
 from . import style
 from .gate_table import GateTable, short_name
 from .optional_packages import need
@@ -22,7 +22,7 @@ PANELS = {
     'nmi_feature_gate': 'NMI of features and gates',
     'nmi_feature_label': 'NMI of features and classes',
     'nmi_gate_label': 'NMI of gates and classes',
-    'overlap': 'neighbour overlap',
+    'overlap': 'neighbor overlap',
 }
 """Columns of the table, and what they are called in the figure."""
 
@@ -52,7 +52,7 @@ def align(
         table (GateTable): The gates.
         layer (str): Name of the gate.
         space (str): ``'logits'`` or ``'mask'`` of the gate. Defaults to 'logits'.
-        k (int): Neighbours of the overlap. Defaults to 10.
+        k (int): Neighbors of the overlap. Defaults to 10.
         seed (int): Of the clusters. Defaults to 0.
 
     Returns:
@@ -68,7 +68,7 @@ def align(
         nmi_feature_gate=float(score(by_feature, by_gate)),
         nmi_feature_label=float(score(by_feature, labels)),
         nmi_gate_label=float(score(by_gate, labels)),
-        overlap=neighbour_overlap(torch.from_numpy(feature), torch.from_numpy(gate), k),
+        overlap=neighbor_overlap(torch.from_numpy(feature), torch.from_numpy(gate), k),
     )
 
 
@@ -80,7 +80,7 @@ def alignment_rows(
     Args:
         tables (Mapping[str, GateTable]): Name of the run -> its gates.
         space (str): Defaults to 'logits'.
-        k (int): Neighbours of the overlap. Defaults to 10.
+        k (int): Neighbors of the overlap. Defaults to 10.
         seed (int): Of the clusters. Defaults to 0.
     """
     rows = []
@@ -142,7 +142,7 @@ def analyze_alignment(
         tables (Mapping[str, GateTable]): Name of the run -> its gates.
         out_dir (Path): Where to.
         space (str): Defaults to 'logits'.
-        k (int): Neighbours of the overlap. Defaults to 10.
+        k (int): Neighbors of the overlap. Defaults to 10.
         seed (int): Of the clusters. Defaults to 0.
     """
     rows = alignment_rows(tables, space, k, seed)

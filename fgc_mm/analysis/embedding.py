@@ -23,7 +23,7 @@ Embedding = dict[str, np.ndarray]
 
 
 def embed(
-    values: np.ndarray, seed: int = 0, init: Optional[np.ndarray] = None, neighbours: int = 15
+    values: np.ndarray, seed: int = 0, init: Optional[np.ndarray] = None, neighbors: int = 15
 ) -> np.ndarray:
     """UMAP of vectors into the plane, by cosine.
 
@@ -32,7 +32,7 @@ def embed(
         seed (int): Defaults to 0.
         init (ndarray, optional): N x 2, where to start from, as the embedding
             of an earlier epoch. Defaults to None.
-        neighbours (int): Size of the neighbourhoods. Defaults to 15.
+        neighbors (int): Size of the neighborhoods. Defaults to 15.
 
     Returns:
         ndarray: N x 2, the mean in the origin.
@@ -44,7 +44,7 @@ def embed(
     if init is not None:
         start = (init * (10 / max(1e-9, float(np.abs(init).max())))).astype(np.float32)
     reducer = umap.UMAP(
-        n_neighbors=min(neighbours, len(values) - 1),
+        n_neighbors=min(neighbors, len(values) - 1),
         metric='cosine',
         random_state=seed,
         n_jobs=1,
@@ -106,7 +106,7 @@ def embedding_figure(
     table: GateTable,
     layer: str,
     frames: Mapping[str, Embedding],
-    colour_by: Optional[str] = None,
+    color_by: Optional[str] = None,
 ) -> Figure:
     """Features above gates, a column for each frame; or side by side for one frame.
 
@@ -114,10 +114,10 @@ def embedding_figure(
         table (GateTable): The gates, of any of the frames.
         layer (str): Name of the gate.
         frames (Mapping[str, Embedding]): Title -> embedding, such as the epochs.
-        colour_by (str, optional): A class: pictures with and without it are
+        color_by (str, optional): A class: pictures with and without it are
             told apart. Defaults to None: by main class.
     """
-    groups, names = _groups(table, colour_by)
+    groups, names = _groups(table, color_by)
     one = len(frames) == 1
     with style.style():
         rows, columns = (1, 2) if one else (2, len(frames))
@@ -135,7 +135,7 @@ def embedding_figure(
             handles,
             labels,
             loc='outside right center',
-            title=colour_by or 'class',
+            title=color_by or 'class',
             markerscale=2,
         )
         what = f', {next(iter(frames))}' if one else ''
@@ -144,14 +144,14 @@ def embedding_figure(
 
 
 def class_groups(table: GateTable) -> tuple[np.ndarray, dict[int, str]]:
-    """What pictures are coloured by: their main class, where it is among the most common.
+    """What pictures are colored by: their main class, where it is among the most common.
 
     Returns:
         tuple: The group of each picture, and the names of the groups there are: a number
-        from 0 on for each class that has a colour, -1 for pictures without a class and
+        from 0 on for each class that has a color, -1 for pictures without a class and
         -2 for those of all other classes.
     """
-    common = table.common_classes(_COLOURS)
+    common = table.common_classes(_COLORS)
     places = {c: place for place, c in enumerate(common)} | {-1: -1}
     groups = np.array([places.get(int(c), _OTHER) for c in table.main_class])
     names = {places[c]: table.class_name(c) for c in (*common, -1)} | {_OTHER: 'other'}
@@ -159,16 +159,16 @@ def class_groups(table: GateTable) -> tuple[np.ndarray, dict[int, str]]:
     return groups, {group: names[group] for group in found}
 
 
-def _groups(table: GateTable, colour_by: Optional[str]) -> tuple[np.ndarray, dict[int, str]]:
-    if colour_by is None:
+def _groups(table: GateTable, color_by: Optional[str]) -> tuple[np.ndarray, dict[int, str]]:
+    if color_by is None:
         return class_groups(table)
-    if colour_by not in table.classes:
-        raise UsageError(f'--colour-by {colour_by}: the classes are {", ".join(table.classes)}')
-    present = table.present[:, table.classes.index(colour_by)]
+    if color_by not in table.classes:
+        raise UsageError(f'--color-by {color_by}: the classes are {", ".join(table.classes)}')
+    present = table.present[:, table.classes.index(color_by)]
     return present.astype(int), {0: 'not in the picture', 1: 'in the picture'}
 
 
-_COLOURS = 2 * len(style.CLASSES)  # more cannot be told apart
+_COLORS = 2 * len(style.CLASSES)  # more cannot be told apart
 _OTHER = -2
 
 
@@ -187,7 +187,7 @@ def analyze_embedding(
     out_dir: Path,
     space: str = 'logits',
     seed: int = 0,
-    colour_by: Optional[str] = None,
+    color_by: Optional[str] = None,
     chained: bool = True,
 ) -> list[Path]:
     """Write ``embedding.csv`` and a figure for each layer.
@@ -199,15 +199,15 @@ def analyze_embedding(
         out_dir (Path): Where to.
         space (str): ``'logits'`` or ``'mask'`` of the gates. Defaults to 'logits'.
         seed (int): Defaults to 0.
-        colour_by (str, optional): See :func:`embedding_figure`.
+        color_by (str, optional): See :func:`embedding_figure`.
         chained (bool): Whether each frame starts where the one before ended, as
             epochs of one training do. Defaults to True.
     """
     table = list(frames.values())[-1]
     rows: list[dict[str, Any]] = []
     written: list[Path] = []
-    if colour_by is not None:
-        _groups(table, colour_by)  # says so before it takes time
+    if color_by is not None:
+        _groups(table, color_by)  # says so before it takes time
     for title, own in frames.items():
         missing = [layer for layer in layers if layer not in own.layers]
         if missing or not np.array_equal(own.positions, table.positions):
@@ -221,7 +221,7 @@ def analyze_embedding(
                 done[title] = embed_table(own, layer, space, seed, init)
                 rows += embedding_rows(own, layer, done[title], title)
                 advance()
-            figure = embedding_figure(table, layer, done, colour_by)
+            figure = embedding_figure(table, layer, done, color_by)
             stem = f'embedding_{short_name(layer, table.layers)}'
             written += style.save(figure, out_dir / stem)
     return [write_csv(rows, out_dir / 'embedding.csv'), *written]

@@ -14,7 +14,7 @@ from .cost import cost_rows, objects_name, rank_correlation
 from .embedding import class_groups, embed_table
 from .frequency import class_similarity, frequencies
 from .gate_table import GateTable, short_name
-from .neighbours import decimals, default_queries, gallery, ranking
+from .nearest_pictures import decimals, default_queries, gallery, ranking
 from .progress import progress
 from .report_runs import ReportRun
 from .thumbnails import Thumbnails, spread_out
@@ -29,7 +29,7 @@ def payload(runs: Sequence[ReportRun], max_layers: int = 8, k: int = 10) -> dict
     Args:
         runs (Sequence[ReportRun]): The runs.
         max_layers (int): How many layers of each can be chosen. Defaults to 8.
-        k (int): Neighbours of the overlap. Defaults to 10.
+        k (int): Neighbors of the overlap. Defaults to 10.
     """
     thumbs: dict[str, str] = {}  # the same picture of several runs is there once
     own = [_run(run, max_layers, thumbs) for run in runs]
@@ -48,12 +48,12 @@ def payload(runs: Sequence[ReportRun], max_layers: int = 8, k: int = 10) -> dict
         thumbs=list(thumbs.values()),
         units=UNITS,
         alignment=dict(rows=aligned, panels=PANELS, k=k),
-        colours=dict(
+        colors=dict(
             runs=style.RUNS,
             classes=style.CLASSES,
             other=style.OTHER,
-            sequential=style.colour_scale(style.SEQUENTIAL),
-            diverging=style.colour_scale(style.DIVERGING),
+            sequential=style.color_scale(style.SEQUENTIAL),
+            diverging=style.color_scale(style.DIVERGING),
         ),
     )
 
@@ -87,7 +87,7 @@ def _run(run: ReportRun, max_layers: int, thumbs: dict[str, str]) -> dict[str, A
         cost=_cost(table),
         embedding=_embeddings(table, layers),
         frequency={name: _frequency(table, layer) for name, layer in layers.items()},
-        neighbours={name: _neighbours(table, layer) for name, layer in layers.items()},
+        neighbors={name: _neighbors(table, layer) for name, layer in layers.items()},
     )
     return data
 
@@ -124,7 +124,7 @@ def _frequency(table: GateTable, layer: str) -> dict[str, Any]:
     )
 
 
-def _neighbours(table: GateTable, layer: str) -> list[dict[str, Any]]:
+def _neighbors(table: GateTable, layer: str) -> list[dict[str, Any]]:
     queries = default_queries(table, 4)
     found = [gallery(ranking(table, layer, query)) for query in queries]
     digits = decimals([[row['similarity'] for row in rows] for rows in found])

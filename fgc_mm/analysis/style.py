@@ -17,17 +17,17 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
 RUNS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')
-"""Colours of runs (Okabe and Ito), told apart with all kinds of colour vision."""
+"""Colors of runs (Okabe and Ito), told apart with all kinds of color vision."""
 CLASSES = (
     *('#332288', '#88CCEE', '#117733', '#DDCC77', '#CC6677'),
     *('#44AA99', '#882255', '#999933', '#AA4499', '#888888'),
 )
-"""Colours of classes (Tol's muted scheme); more classes take other markers as well."""
+"""Colors of classes (Tol's muted scheme); more classes take other markers as well."""
 MARKERS = 'osD^vP*X'
 SEQUENTIAL = 'cividis'
 DIVERGING = 'PuOr'
 OTHER = '#BBBBBB'
-"""Of pictures with no class, or with one that has no colour of its own."""
+"""Of pictures with no class, or with one that has no color of its own."""
 
 _STYLE: dict[Any, Any] = {
     'font.size': 9,
@@ -70,7 +70,7 @@ def new_figure(
 
 
 def class_look(index: int) -> dict[str, Any]:
-    """Colour and marker of a class in a scatter plot; of -1 for none, -2 for all others."""
+    """Color and marker of a class in a scatter plot; of -1 for none, -2 for all others."""
     if index < 0:
         return dict(color=OTHER, marker='X' if index == -1 else 'o')
     marker = MARKERS[index // len(CLASSES) % len(MARKERS)]
@@ -78,7 +78,7 @@ def class_look(index: int) -> dict[str, Any]:
 
 
 def run_look(index: int) -> dict[str, Any]:
-    """Colour, marker and line of a run."""
+    """Color, marker and line of a run."""
     lines = ('-', '--', '-.', ':')
     return dict(
         color=RUNS[index % len(RUNS)],
@@ -88,7 +88,7 @@ def run_look(index: int) -> dict[str, Any]:
 
 
 def heat_map(axes: Axes, values: np.ndarray, scale: str, low: float, **options: Any) -> AxesImage:
-    """Values up to 1 as colours; hatched where there is none, which no colour could say.
+    """Values up to 1 as colors; hatched where there is none, which no color could say.
 
     Args:
         axes (Axes): Where to.
@@ -103,9 +103,9 @@ def heat_map(axes: Axes, values: np.ndarray, scale: str, low: float, **options: 
     )
 
 
-def colour_scale(name: str, steps: int = 16) -> list[str]:
-    """A colour map as a list of hex colours."""
-    return [to_hex(colour) for colour in matplotlib.colormaps[name](np.linspace(0, 1, steps))]
+def color_scale(name: str, steps: int = 16) -> list[str]:
+    """A color map as a list of hex colors."""
+    return [to_hex(color) for color in matplotlib.colormaps[name](np.linspace(0, 1, steps))]
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:

@@ -92,8 +92,8 @@ def panels(curves: Mapping[str, Curves]) -> dict[str, list[str]]:
     found = {
         'losses': losses,
         'openness of the gates': [n for n in names if n.startswith('gate/openness')],
-        'neighbour overlap': [n for n in names if n.startswith('fgc/overlap')],
-        'neighbour turnover': [n for n in names if n.startswith('fgc/turnover')],
+        'neighbor overlap': [n for n in names if n.startswith('fgc/overlap')],
+        'neighbor turnover': [n for n in names if n.startswith('fgc/turnover')],
         'budget': [n for n in names if n.startswith('budget/') and n not in _WEIGHTS],
         'weight of the budget': [n for n in names if n in _WEIGHTS],
     }
@@ -126,7 +126,7 @@ def training_rows(curves: Mapping[str, Curves]) -> list[dict[str, Any]]:
 def training_figure(curves: Mapping[str, Curves]) -> Figure:
     """A panel for losses, openness, overlap and turnover each.
 
-    With one run colours are curves; with several they are runs, and only the
+    With one run colors are curves; with several they are runs, and only the
     total loss and the means over all gates are drawn.
 
     Args:
@@ -166,8 +166,8 @@ def training_figure(curves: Mapping[str, Curves]) -> Figure:
 UNITS = {
     'losses': 'loss',
     'openness of the gates': 'share of open channels',
-    'neighbour overlap': 'share of shared neighbours',
-    'neighbour turnover': 'share of changed neighbours',
+    'neighbor overlap': 'share of shared neighbors',
+    'neighbor turnover': 'share of changed neighbors',
     'budget': 'share of MACs executed',
     'weight of the budget': 'weight of loss_budget',
 }
@@ -193,9 +193,9 @@ def _look(run: int, index: int, several: bool, name: str) -> dict[str, Any]:
     bold = 1.8 if name in ('loss', 'gate/openness', 'fgc/overlap', 'fgc/turnover') else 1.0
     if several:
         return dict(color=style.RUNS[run % len(style.RUNS)], linestyle=lines[index % 5])
-    colour = style.CLASSES[index % len(style.CLASSES)]
+    color = style.CLASSES[index % len(style.CLASSES)]
     line = lines[index // len(style.CLASSES) % 5]
-    return dict(color=colour, linestyle=line, linewidth=bold)
+    return dict(color=color, linestyle=line, linewidth=bold)
 
 
 def analyze_training(work_dirs: Mapping[str, Path], out_dir: Path) -> list[Path]:

@@ -53,14 +53,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sub.add_argument(
         '--frames', action='store_true', help='of all epochs saved beside the checkpoint'
     )
-    sub.add_argument('--colour-by', help='a class: pictures with and without it')
+    sub.add_argument('--color-by', help='a class: pictures with and without it')
     sub.set_defaults(draw=_embedding)
     sub = commands.add_parser(
         'frequency', parents=[common, layered], help='how often channels are executed, by class'
     )
     sub.set_defaults(draw=_frequency)
     sub = commands.add_parser(
-        'neighbours', parents=[common, layered, spaced], help='pictures with similar gates'
+        'neighbors', parents=[common, layered, spaced], help='pictures with similar gates'
     )
     sub.add_argument(
         '--query',
@@ -69,11 +69,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='pictures by number, the rows of the tables, or by file; one of each of five classes '
         'by default',
     )
-    sub.set_defaults(draw=_neighbours)
+    sub.set_defaults(draw=_neighbors)
     sub = commands.add_parser(
-        'alignment', parents=[common, spaced, beside], help='NMI and neighbour overlap, by layer'
+        'alignment', parents=[common, spaced, beside], help='NMI and neighbor overlap, by layer'
     )
-    sub.add_argument('--neighbours', type=int, default=10, help='of the overlap, 10 by default')
+    sub.add_argument('--neighbors', type=int, default=10, help='of the overlap, 10 by default')
     sub.set_defaults(draw=_alignment)
     sub = commands.add_parser('cost', parents=[common], help='executed MACs by picture')
     sub.set_defaults(draw=_cost)
@@ -136,7 +136,7 @@ def _embedding(args: argparse.Namespace, out_dir: Path) -> list[Path]:
         frames = {path.stem.replace('_', ' '): _gates(args, cfg, str(path)) for path in checkpoints}
     layers = choose_layers(list(frames.values())[-1], args.layers)
     return analyze_embedding(
-        frames, layers, out_dir, args.space, colour_by=args.colour_by, chained=args.frames
+        frames, layers, out_dir, args.space, color_by=args.color_by, chained=args.frames
     )
 
 
@@ -148,8 +148,8 @@ def _frequency(args: argparse.Namespace, out_dir: Path) -> list[Path]:
     return analyze_frequency(table, choose_layers(table, args.layers), out_dir)
 
 
-def _neighbours(args: argparse.Namespace, out_dir: Path) -> list[Path]:
-    from ..analysis.neighbours import analyze_neighbours
+def _neighbors(args: argparse.Namespace, out_dir: Path) -> list[Path]:
+    from ..analysis.nearest_pictures import analyze_neighbors
     from ..analysis.selection import choose_layers, find_picture
     from ..analysis.thumbnails import Thumbnails
 
@@ -158,15 +158,15 @@ def _neighbours(args: argparse.Namespace, out_dir: Path) -> list[Path]:
     layers = choose_layers(table, args.layers)
     queries = None if args.query is None else [find_picture(table, item) for item in args.query]
     pictures = Thumbnails(cfg, table)
-    return analyze_neighbours(table, layers, pictures, out_dir, queries, args.space)
+    return analyze_neighbors(table, layers, pictures, out_dir, queries, args.space)
 
 
 def _alignment(args: argparse.Namespace, out_dir: Path) -> list[Path]:
     from ..analysis.alignment import analyze_alignment
 
-    if args.neighbours < 1:
-        raise UsageError(f'--neighbours {args.neighbours} must be 1 or more')
-    return analyze_alignment(_networks(args), out_dir, args.space, args.neighbours)
+    if args.neighbors < 1:
+        raise UsageError(f'--neighbors {args.neighbors} must be 1 or more')
+    return analyze_alignment(_networks(args), out_dir, args.space, args.neighbors)
 
 
 def _networks(args: argparse.Namespace) -> dict[str, GateTable]:

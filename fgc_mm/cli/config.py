@@ -93,7 +93,7 @@ def merge_options(cfg: Config, pairs: Optional[Sequence[str]]) -> None:
     for key, value in options.items():
         _check_path(cfg, key, value)
     try:
-        cfg.merge_from_dict(dict(options))  # at once: `_delete_` belongs to its neighbours
+        cfg.merge_from_dict(dict(options))  # at once: `_delete_` belongs to its neighbors
     except Exception as error:
         text = str(error.args[0] if error.args else error)
         shown = ' '.join(f'{key}={value}' for key, value in options.items())

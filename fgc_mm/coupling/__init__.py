@@ -3,8 +3,8 @@ from .approximate import ApproximateSearch
 from .contrast import contrast_loss
 from .layer_coupling import CouplingResult, LayerCoupling
 from .memory_bank import MemoryBank
-from .neighbors import ExactSearch, LabelSource, nearest_neighbours
-from .overlap import TurnoverMeter, neighbour_overlap, neighbour_turnover
+from .neighbors import ExactSearch, LabelSource, nearest_neighbors
+from .overlap import TurnoverMeter, neighbor_overlap, neighbor_turnover
 from .parallel import map_layers, with_gradient
 
 __all__ = [
@@ -17,8 +17,8 @@ __all__ = [
     'TurnoverMeter',
     'contrast_loss',
     'map_layers',
-    'nearest_neighbours',
-    'neighbour_overlap',
-    'neighbour_turnover',
+    'nearest_neighbors',
+    'neighbor_overlap',
+    'neighbor_turnover',
     'with_gradient',
 ]

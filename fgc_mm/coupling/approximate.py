@@ -1,5 +1,5 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
-"""Neighbours for banks that are too large to be searched as a whole every step."""
+"""Neighbors for banks that are too large to be searched as a whole every step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mmengine.logging import print_log
 from torch import Tensor
 
 from .memory_bank import MemoryBank, iter_chunks
-from .neighbors import check_k, nearest_neighbours
+from .neighbors import check_k, nearest_neighbors
 from .topk import merge, pack, unpack
 
 _BASIS_ROWS = 16384
@@ -19,16 +19,16 @@ _CHUNK_ELEMENTS = 1 << 21
 
 
 class ApproximateSearch:
-    """Neighbours from a narrow sketch of a bank, ranked by the bank itself.
+    """Neighbors from a narrow sketch of a bank, ranked by the bank itself.
 
     The sketch holds every row projected onto the ``dims`` principal directions
     of the bank. The ``oversample * k`` best rows of the sketch are compared
     exactly, with the bank's own rows, and the k best of them are the answer: the
-    similarities are exact, only a neighbour may be missed.
+    similarities are exact, only a neighbor may be missed.
 
     Rows of the sketch follow every update of the bank. Only the directions age;
     they are taken anew every ``refresh`` searches. Each time, recall (the share
-    of the exact neighbours that were found) is measured on queries of the
+    of the exact neighbors that were found) is measured on queries of the
     batch, kept in :attr:`recall` and logged.
 
     It pays where the width D is large and the features are not isotropic; at
@@ -38,7 +38,7 @@ class ApproximateSearch:
     Args:
         bank (MemoryBank): The bank.
         dims (int): Width of the sketch. Defaults to 64.
-        oversample (int): Candidates per neighbour. Defaults to 4.
+        oversample (int): Candidates per neighbor. Defaults to 4.
         refresh (int): Searches between two choices of directions.
             Defaults to 1000.
         recall_queries (int): Queries on which recall is measured; 0 turns it
@@ -78,7 +78,7 @@ class ApproximateSearch:
 
     @torch.no_grad()
     def search(self, queries: Tensor, k: int, exclude: Tensor) -> tuple[Tensor, Tensor]:
-        """Neighbours of the instances ``exclude``: row numbers and similarities."""
+        """Neighbors of the instances ``exclude``: row numbers and similarities."""
         check_k(k, self.bank.num_instances)
         queries = queries.detach().float()
         due = self.searches % self.refresh == 0
@@ -87,7 +87,7 @@ class ApproximateSearch:
         if due and self.recall_queries:
             self.recall = self.measure_recall(queries, k, exclude, found[0])
             print_log(
-                f'approximate neighbours: recall@{k} {self.recall:.3f} on '
+                f'approximate neighbors: recall@{k} {self.recall:.3f} on '
                 f'{min(self.recall_queries, len(queries))} queries',
                 logger='current',
                 level=logging.INFO,
@@ -99,11 +99,11 @@ class ApproximateSearch:
     def measure_recall(
         self, queries: Tensor, k: int, exclude: Tensor, found: Optional[Tensor] = None
     ) -> float:
-        """Share of the exact neighbours that the search finds.
+        """Share of the exact neighbors that the search finds.
 
         Args:
             queries (Tensor): B x D; the first ``recall_queries`` are used.
-            k (int): How many neighbours.
+            k (int): How many neighbors.
             exclude (Tensor): The queries' own rows.
             found (Tensor, optional): What the search found. Defaults to None:
                 it is searched here.
@@ -116,7 +116,7 @@ class ApproximateSearch:
         if found is None:
             self._prepare(queries.device)
             found = self._search(queries, k, exclude)[0]
-        exact = nearest_neighbours(queries, self.bank.data, k, exclude, self.backend)[0]
+        exact = nearest_neighbors(queries, self.bank.data, k, exclude, self.backend)[0]
         both = torch.cat((found[some], exact), dim=1).sort(dim=1).values
         return float((both[:, 1:] == both[:, :-1]).sum()) / exact.numel()
 
@@ -126,7 +126,7 @@ class ApproximateSearch:
         candidates = min(self.oversample * k, self.bank.num_instances - 1)
         with torch.autocast(queries.device.type, enabled=False):
             narrow = queries @ self.basis
-            rows, similarity = nearest_neighbours(
+            rows, similarity = nearest_neighbors(
                 narrow, self.sketch, candidates, exclude, self.backend
             )
             step = max(1, _CHUNK_ELEMENTS // (candidates * dim))

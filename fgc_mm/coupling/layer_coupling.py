@@ -1,5 +1,5 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
-"""Feature-Gate Coupling of one gated layer: two banks, neighbours, contrast."""
+"""Feature-Gate Coupling of one gated layer: two banks, neighbors, contrast."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .approximate import ApproximateSearch
 from .contrast import FORMS, contrast_loss
 from .memory_bank import MemoryBank, unit_rows
 from .neighbors import ExactSearch, LabelSource, check_k
-from .overlap import neighbour_overlap
+from .overlap import neighbor_overlap
 
 SOURCES = ('feature', 'gate', 'label')
 SPACES = ('logits', 'probs')
@@ -26,7 +26,7 @@ class CouplingResult:
 
     Attributes:
         loss (Tensor): L_g, the mean over the batch, with a graph.
-        neighbours (Tensor, optional): B x k instances, -1 where a label has
+        neighbors (Tensor, optional): B x k instances, -1 where a label has
             fewer; None in warm-up. Another layer can be given these (``shared``).
         similarity (Tensor, optional): B x k, theirs; None if they were not
             searched here.
@@ -35,7 +35,7 @@ class CouplingResult:
     """
 
     loss: Tensor
-    neighbours: Optional[Tensor] = None
+    neighbors: Optional[Tensor] = None
     similarity: Optional[Tensor] = None
     recall: Optional[float] = None
 
@@ -43,9 +43,9 @@ class CouplingResult:
 class LayerCoupling:
     """Aligns the gate space of one layer with its feature space.
 
-    For a batch of instances: z = the normalised pooled feature, without a graph;
-    neighbours = top-k of z over the feature bank, the instance itself excluded;
-    loss = contrast of the gate's logits over the gate bank with these neighbours
+    For a batch of instances: z = the normalized pooled feature, without a graph;
+    neighbors = top-k of z over the feature bank, the instance itself excluded;
+    loss = contrast of the gate's logits over the gate bank with these neighbors
     as positives; then both banks follow. :meth:`step` does all of it.
 
     In several processes, call :meth:`loss` with the rank's own batch, gather
@@ -55,21 +55,21 @@ class LayerCoupling:
     deterministic, for repeated indices too.
 
     Deviations from the authors' code: no epsilon inside the logarithm, which cut
-    off the gradient of most rows; the feature is normalised before it is mixed
+    off the gradient of most rows; the feature is normalized before it is mixed
     into its bank (``normalize_feature``).
 
     Args:
         num_instances (int): N, instances of the training set.
         dim (int): Channels of the gated layer.
-        k (int): Neighbours. Defaults to 200.
+        k (int): Neighbors. Defaults to 200.
         form (str): Contrast, ``'sum_log'`` (Eq. 8), ``'mean_log'`` or
             ``'log_sum'`` (the authors' code). The weight of the loss belongs
-            to a form. ``log_sum`` is content when an instance recognises
+            to a form. ``log_sum`` is content when an instance recognizes
             itself: on free gate vectors and features in clusters it leaves the
-            neighbour overlap at chance, where the other two raise it severalfold.
+            neighbor overlap at chance, where the other two raise it severalfold.
             Defaults to 'mean_log'.
         tau (float): Temperature. Defaults to 0.07.
-        source (str): Where neighbours come from: ``'feature'``, ``'gate'``, or
+        source (str): Where neighbors come from: ``'feature'``, ``'gate'``, or
             ``'label'`` (random instances of the same label).
             Defaults to 'feature'.
         space (str): What is contrasted: ``'logits'`` or ``'probs'`` of the gate.
@@ -77,7 +77,7 @@ class LayerCoupling:
         include_self (bool, optional): Whether an instance is one of its own
             positives. Defaults to None: for ``log_sum`` only.
         momentum (float): Momentum of the banks. Defaults to 0.5.
-        normalize_feature (bool): Whether the pooled feature is normalised
+        normalize_feature (bool): Whether the pooled feature is normalized
             before it enters its bank. Defaults to True.
         backend (str): Search back end, ``'auto'``, ``'torch'`` or ``'faiss'``.
             Defaults to 'auto'.
@@ -175,11 +175,11 @@ class LayerCoupling:
         logits: Tensor,
         indices: Tensor,
         labels: Optional[Tensor] = None,
-        neighbours: Optional[Tensor] = None,
+        neighbors: Optional[Tensor] = None,
         warmup: bool = False,
     ) -> CouplingResult:
         """:meth:`loss`, then :meth:`update` with the same batch."""
-        result = self.loss(feature, logits, indices, labels, neighbours, warmup)
+        result = self.loss(feature, logits, indices, labels, neighbors, warmup)
         self.update(feature, logits, indices, labels)
         return result
 
@@ -189,17 +189,17 @@ class LayerCoupling:
         logits: Tensor,
         indices: Tensor,
         labels: Optional[Tensor] = None,
-        neighbours: Optional[Tensor] = None,
+        neighbors: Optional[Tensor] = None,
         warmup: bool = False,
     ) -> CouplingResult:
-        """Neighbours and loss of a batch against the banks as they are.
+        """Neighbors and loss of a batch against the banks as they are.
 
         Args:
             feature (Tensor): B x dim, pooled feature before gating.
             logits (Tensor): B x dim, logits of the gate, with their graph.
             indices (Tensor): B instance indices, unique over the training set.
             labels (Tensor, optional): B labels, for ``source='label'``.
-            neighbours (Tensor, optional): B x k neighbours found elsewhere, for
+            neighbors (Tensor, optional): B x k neighbors found elsewhere, for
                 ``shared``; nothing is searched then.
             warmup (bool): Whether the instance itself is its only positive;
                 nothing is searched then. Defaults to False.
@@ -215,12 +215,12 @@ class LayerCoupling:
         if warmup:
             positives = own
         else:
-            if neighbours is None:
+            if neighbors is None:
                 self._find(result, feature, gate.detach(), indices, labels)
             else:
-                result.neighbours = neighbours.to(logits.device)
-            assert result.neighbours is not None
-            positives = result.neighbours
+                result.neighbors = neighbors.to(logits.device)
+            assert result.neighbors is not None
+            positives = result.neighbors
             if self.include_self:
                 positives = torch.cat((own, positives), dim=1)
         result.loss = contrast_loss(gate, self.gate_bank.data, positives, self.form, self.tau)
@@ -247,17 +247,17 @@ class LayerCoupling:
             self.search.rows_changed(indices)
 
     def overlap(self, k: Optional[int] = None, sample: int = 1024, seed: int = 0) -> float:
-        """Neighbour overlap between the two banks, see :func:`neighbour_overlap`.
+        """Neighbor overlap between the two banks, see :func:`neighbor_overlap`.
 
         Args:
-            k (int, optional): How many neighbours. Defaults to the layer's.
+            k (int, optional): How many neighbors. Defaults to the layer's.
             sample (int): Instances to average over. Defaults to 1024.
             seed (int): Seed of their choice. Defaults to 0.
         """
         generator = torch.Generator().manual_seed(seed)
         queries = torch.randperm(self.num_instances, generator=generator)[:sample]
         k = self.k if k is None else k
-        return neighbour_overlap(self.feature_bank.data, self.gate_bank.data, k, queries)
+        return neighbor_overlap(self.feature_bank.data, self.gate_bank.data, k, queries)
 
     def _gate_vectors(self, logits: Tensor) -> Tensor:
         logits = logits.float() if logits.dtype != torch.float64 else logits
@@ -274,11 +274,11 @@ class LayerCoupling:
         if self.label_source is not None:
             if labels is not None or bool((self.label_source.labels[indices.cpu()] < 0).any()):
                 self.label_source.observe(indices, labels)
-            result.neighbours = self.label_source.draw(indices, self.k)
+            result.neighbors = self.label_source.draw(indices, self.k)
             return
         assert self.search is not None
         queries = unit_rows((feature if self.source == 'feature' else gate).detach())
-        result.neighbours, result.similarity = self.search.search(queries, self.k, indices)
+        result.neighbors, result.similarity = self.search.search(queries, self.k, indices)
         result.recall = self.search.recall
 
     def _check(self, feature: Tensor, logits: Tensor, indices: Tensor) -> None:

@@ -65,7 +65,7 @@ class MemoryBank:
 
     Rows start as random unit vectors, the same for the same seed on every
     rank, and follow their instances with a momentum:
-    ``V[i] <- normalise(m V[i] + (1 - m) v_i)``.
+    ``V[i] <- normalize(m V[i] + (1 - m) v_i)``.
 
     A bank is no ``nn.Module`` and no buffer of one: hooks that average or copy
     the buffers of a model must not touch it.
@@ -89,7 +89,7 @@ class MemoryBank:
             process and every bank needs its own. None takes an unnamed file in
             the system's temporary folder. Defaults to None.
         momentum (float): m. Defaults to 0.5.
-        normalize_input (bool): Whether a vector is normalised before it is
+        normalize_input (bool): Whether a vector is normalized before it is
             mixed in. False mixes it as it is, so that long vectors move their
             row further: the gate bank of the paper, and the feature bank of
             the authors' code. Defaults to True.

@@ -1,5 +1,5 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
-"""Whose neighbours an instance has: exact search, and the label source."""
+"""Whose neighbors an instance has: exact search, and the label source."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CONVERT_ELEMENTS = 1 << 22
 _FAISS_GPU_MAX_K = 2048
 
 
-def nearest_neighbours(
+def nearest_neighbors(
     queries: Tensor,
     data: Tensor,
     k: int,
@@ -42,7 +42,7 @@ def nearest_neighbours(
         data (Tensor): N x D, float32 or float16, on any device.
         k (int): How many.
         exclude (Tensor, optional): B row numbers, the query's own row, which is
-            never its neighbour; -1 for none. Defaults to None.
+            never its neighbor; -1 for none. Defaults to None.
         backend (str): ``'torch'``, ``'faiss'`` or ``'auto'``, see
             :func:`choose_backend`. Defaults to 'auto'.
 
@@ -75,11 +75,11 @@ def check_k(k: int, num_instances: int, excludes_self: bool = True) -> None:
     """Raise a ValueError that says which k fits, unless this one does."""
     most = num_instances - int(excludes_self)
     if most < 1:
-        raise ValueError(f'N={num_instances} instances are too few for neighbours; there must be 2')
+        raise ValueError(f'N={num_instances} instances are too few for neighbors; there must be 2')
     if not 1 <= k <= most:
         others = ', itself left out,' if excludes_self else ''
         raise ValueError(
-            f'k={k} neighbours: among N={num_instances} instances an instance{others} has '
+            f'k={k} neighbors: among N={num_instances} instances an instance{others} has '
             f'{most}; choose k from 1 to {most}'
         )
 
@@ -116,12 +116,12 @@ def choose_backend(backend: str, queries: Tensor, data: Tensor, k: int) -> str:
             )
         return 'faiss'
     if faiss is None:
-        _notice_once('faiss is not installed: neighbours are searched by the torch back end')
+        _notice_once('faiss is not installed: neighbors are searched by the torch back end')
         return 'torch'
     if not on_gpu:
         return 'torch'
     if not _has_gpu(faiss):
-        _notice_once('faiss has no GPU support: neighbours are searched by the torch back end')
+        _notice_once('faiss has no GPU support: neighbors are searched by the torch back end')
         return 'torch'
     return 'faiss' if k + 2 <= _FAISS_GPU_MAX_K else 'torch'
 
@@ -205,11 +205,11 @@ def _faiss_gpu_keys(queries: Tensor, data: Tensor, want: int) -> Tensor:
 
 
 class ExactSearch:
-    """Exact neighbours in a bank.
+    """Exact neighbors in a bank.
 
     Args:
         bank (MemoryBank): The bank.
-        backend (str): See :func:`nearest_neighbours`. Defaults to 'auto'.
+        backend (str): See :func:`nearest_neighbors`. Defaults to 'auto'.
     """
 
     def __init__(self, bank: MemoryBank, backend: str = 'auto') -> None:
@@ -222,8 +222,8 @@ class ExactSearch:
         self.recall: Optional[float] = 1.0
 
     def search(self, queries: Tensor, k: int, exclude: Tensor) -> tuple[Tensor, Tensor]:
-        """Neighbours of the instances ``exclude``, see :func:`nearest_neighbours`."""
-        return nearest_neighbours(queries, self.bank.data, k, exclude, self.backend)
+        """Neighbors of the instances ``exclude``, see :func:`nearest_neighbors`."""
+        return nearest_neighbors(queries, self.bank.data, k, exclude, self.backend)
 
     def rows_changed(self, indices: Tensor) -> None:
         """To be called after rows of the bank were updated."""
@@ -236,7 +236,7 @@ class ExactSearch:
 
 
 class LabelSource:
-    """Neighbours of the ablation: k random instances with the same label.
+    """Neighbors of the ablation: k random instances with the same label.
 
     Every draw shuffles each class with a generator seeded by (seed, draw), and
     gives an instance the k instances that follow it in its class, around the end
@@ -282,7 +282,7 @@ class LabelSource:
         self.labels[indices.detach().cpu()] = labels
 
     def draw(self, indices: Tensor, k: int) -> Tensor:
-        """B x k neighbours of the instances, -1 where there are no more."""
+        """B x k neighbors of the instances, -1 where there are no more."""
         own = indices.detach().cpu()
         mine = self.labels[own]
         if bool((mine < 0).any()):

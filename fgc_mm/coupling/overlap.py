@@ -1,5 +1,5 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
-"""How far gate space follows feature space, and how fast neighbours change."""
+"""How far gate space follows feature space, and how fast neighbors change."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .memory_bank import occurrences, unit_rows
-from .neighbors import nearest_neighbours
+from .neighbors import nearest_neighbors
 
 _BLOCK = 1024
 
@@ -31,24 +31,24 @@ def shared_entries(a: Tensor, b: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def neighbour_overlap(
+def neighbor_overlap(
     features: Tensor,
     gates: Tensor,
     k: int,
     queries: Optional[Tensor] = None,
     backend: str = 'auto',
 ) -> float:
-    """Share of feature-space neighbours that are also gate-space neighbours.
+    """Share of feature-space neighbors that are also gate-space neighbors.
 
     What Feature-Gate Coupling is for: 1 if every instance has the same k
-    nearest neighbours (by cosine) in both spaces, about k / N if the spaces have
+    nearest neighbors (by cosine) in both spaces, about k / N if the spaces have
     nothing to do with each other. Exact, in pieces.
 
     Args:
         features (Tensor): N x D pooled features.
         gates (Tensor): N x C gate vectors of the same instances: logits,
             probabilities, or rows of a gate bank.
-        k (int): How many neighbours.
+        k (int): How many neighbors.
         queries (Tensor, optional): The instances to average over.
             Defaults to None: all.
         backend (str): Back end of the search. Defaults to 'auto'.
@@ -58,7 +58,7 @@ def neighbour_overlap(
 
     Example:
         >>> x = torch.rand(100, 8)
-        >>> neighbour_overlap(x, x, k=10)
+        >>> neighbor_overlap(x, x, k=10)
         1.0
     """
     if features.size(0) != gates.size(0):
@@ -74,7 +74,7 @@ def neighbour_overlap(
         near = []
         for space in spaces:
             own = block.to(space.device)
-            near.append(nearest_neighbours(space[own], space, k, own, backend)[0].cpu())
+            near.append(nearest_neighbors(space[own], space, k, own, backend)[0].cpu())
         hits += int(shared_entries(*near).sum())
     return hits / (max(1, queries.numel()) * k)
 
@@ -85,13 +85,13 @@ def _as_unit(x: Tensor) -> Tensor:
     return x if bool(((lengths - 1).abs() < 1e-3).all()) else unit_rows(x)
 
 
-def neighbour_turnover(old: Tensor, new: Tensor) -> float:
-    """Share of the neighbours in ``new`` that are not in ``old``.
+def neighbor_turnover(old: Tensor, new: Tensor) -> float:
+    """Share of the neighbors in ``new`` that are not in ``old``.
 
     Args:
-        old (Tensor): B x k neighbours; a row that begins with -1 is unknown and
+        old (Tensor): B x k neighbors; a row that begins with -1 is unknown and
             left out.
-        new (Tensor): B x k neighbours of the same instances, later.
+        new (Tensor): B x k neighbors of the same instances, later.
 
     Returns:
         float: The share, 0 to 1; NaN if no row is known.
@@ -107,12 +107,12 @@ def neighbour_turnover(old: Tensor, new: Tensor) -> float:
 class TurnoverMeter:
     """Turnover between the last two times that watched instances were seen.
 
-    Keeping the neighbours of all instances would take N x k numbers, as much as
+    Keeping the neighbors of all instances would take N x k numbers, as much as
     a bank. So a fixed sample of instances is watched.
 
     Args:
         num_instances (int): N.
-        k (int): Neighbours per instance.
+        k (int): Neighbors per instance.
         watched (int): How many instances are watched. Defaults to 1024.
         seed (int): Seed of the sample. Defaults to 0.
     """
@@ -125,9 +125,9 @@ class TurnoverMeter:
         self._changed = 0.0
         self._rows = 0
 
-    def update(self, indices: Tensor, neighbours: Tensor) -> None:
-        """Note the neighbours of a batch, B x k."""
-        indices, neighbours = indices.cpu(), neighbours.cpu()
+    def update(self, indices: Tensor, neighbors: Tensor) -> None:
+        """Note the neighbors of a batch, B x k."""
+        indices, neighbors = indices.cpu(), neighbors.cpu()
         slot = torch.searchsorted(self.chosen, indices).clamp_max(len(self.chosen) - 1)
         seen = (self.chosen[slot] == indices).nonzero().view(-1)
         if not len(seen):
@@ -135,7 +135,7 @@ class TurnoverMeter:
         turn = occurrences(slot[seen])  # an instance may come twice: one after the other
         for t in range(int(turn.max()) + 1):
             rows = seen[turn == t]
-            old, new = self.last[slot[rows]], neighbours[rows]
+            old, new = self.last[slot[rows]], neighbors[rows]
             count = (new >= 0).sum(dim=1)
             known = (old[:, 0] >= 0) & (count > 0)
             shared = shared_entries(new[known], old[known])

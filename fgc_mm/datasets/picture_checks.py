@@ -72,7 +72,7 @@ def label_fault(
     if labels.dim() != 3 or labels.size(0) != 1:
         return (
             f'label map {path} has the shape {tuple(labels.squeeze().shape)} instead of one class '
-            'number for each pixel, height x width; is it a colour picture? Convert it'
+            'number for each pixel, height x width; is it a color picture? Convert it'
         )
     size, meta = tuple(labels.shape[1:]), sample.metainfo
     sizes = {tuple(meta[key][:2]) for key in ('img_shape', 'ori_shape') if key in meta}

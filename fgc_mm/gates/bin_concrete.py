@@ -152,7 +152,7 @@ class BinConcreteGate(Gate):
         self.fc2.bias.sub_(cut).mul_(factor).add_(cut)
 
     def decide(self, pooled: Tensor) -> tuple[Tensor, GateRecord]:
-        logits = self.fc2(F.relu(self._normalise(self.fc1(pooled))))
+        logits = self.fc2(F.relu(self._normalize(self.fc1(pooled))))
         probs = torch.sigmoid(logits)
         if self.training:
             uniform = torch.rand_like(logits).clamp_(1e-6, 1 - 1e-6)
@@ -167,12 +167,12 @@ class BinConcreteGate(Gate):
         weight[always], bias[always] = 0.0, OPEN_LOGIT
         return {**state, 'fc2.weight': weight, 'fc2.bias': bias}
 
-    def _normalise(self, hidden: Tensor) -> Tensor:
+    def _normalize(self, hidden: Tensor) -> Tensor:
         norm = self.norm
         alone = hidden.size(0) == 1 and not _spans_ranks(norm)
         if isinstance(norm, _BatchNorm) and norm.training and alone:
             # One image has no batch statistics (the last batch of an odd
-            # dataset): normalise with the running ones.
+            # dataset): normalize with the running ones.
             return F.batch_norm(
                 hidden,
                 norm.running_mean,

@@ -18,9 +18,9 @@ class GateSite:
         consumes (tuple[str]): Convolutions whose input channels it switches.
             A depthwise convolution between producer and consumer stands in
             both; its channels are counted once.
-        norm (str): The last normalisation before the mask; a closed channel
-            need not be normalised either.
-        norms (tuple[str]): The normalisations after the convolutions in
+        norm (str): The last normalization before the mask; a closed channel
+            need not be normalized either.
+        norms (tuple[str]): The normalizations after the convolutions in
             ``produces``, in their order. Defaults to (), which means ``norm``
             alone.
     """

@@ -91,7 +91,7 @@ def export(
             open channels and takes single images. Defaults to 'masked'.
         with_gates (bool): Whether the masks of the gates are outputs too.
             Defaults to False.
-        with_preprocess (bool): Whether normalisation and padding are part of
+        with_preprocess (bool): Whether normalization and padding are part of
             the graph. Defaults to False.
         fixed_size (bool): Whether only pictures of the size of the first one
             can be run. Defaults to False.

@@ -36,7 +36,7 @@ def autocasts() -> bool:
 
 def is_plain_conv(conv: nn.Module) -> bool:
     """Whether a convolution is nothing but ``F.conv2d`` of its weight."""
-    # A subclass may do something to the weight first, such as standardise it; so may
+    # A subclass may do something to the weight first, such as standardize it; so may
     # pruning and the like, which leave no parameter of that name, or a patch.
     return (
         type(conv) in (nn.Conv2d, MMConv2d)

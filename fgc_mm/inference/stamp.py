@@ -100,6 +100,6 @@ def _samples(tensor: Tensor) -> list[np.ndarray]:
     kernel = len(flat) // (rows * columns)
     values = flat if last else flat[kernel // 2 :: kernel]
     # One of each row, at the column before that of the last: of all columns, if there are not
-    # more of them. Rows are far apart and each costs a cache miss, neighbours cost little.
+    # more of them. Rows are far apart and each costs a cache miss, neighbors cost little.
     spread = values[:: max(len(values) // rows - 1, 1)]
     return [spread] if rows >= columns else [spread, values[:columns]]

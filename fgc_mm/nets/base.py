@@ -197,7 +197,7 @@ class GatedBackbone(BaseModule):
         return self
 
     def init_weights(self) -> None:
-        """Initialise, and say which weights a checkpoint did not bring."""
+        """Initialize, and say which weights a checkpoint did not bring."""
         handle = self.register_load_state_dict_post_hook(_report_missing)
         try:
             super().init_weights()

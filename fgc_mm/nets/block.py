@@ -31,7 +31,7 @@ class RunLayer(Protocol):
         gate: Optional[str] = None,
         plus: Optional[Tensor] = None,
     ) -> Tensor:
-        """Convolve, normalise, add, activate, mask.
+        """Convolve, normalize, add, activate, mask.
 
         Args:
             x (Tensor): Input of the convolution.
@@ -118,7 +118,7 @@ class GatedBlock(BaseModule):
             channels (int): Channels of the gated feature.
             produces (Sequence[str]): Convolutions whose output it switches.
             consumes (Sequence[str]): Convolutions whose input it switches.
-            norms (Sequence[str]): The normalisations of those outputs, in the
+            norms (Sequence[str]): The normalizations of those outputs, in the
                 order of ``produces``.
         """
         if cfg is None:

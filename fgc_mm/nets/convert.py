@@ -226,7 +226,7 @@ def _unknown_format(keys: list[str]) -> str:
     for fmt in FORMATS:
         lacking = [m for m in fmt.marks if not any(re.fullmatch(m, key) for key in keys)]
         count = sum(any(re.fullmatch(p, key) for p, _ in fmt.rules) for key in keys)
-        lines.append(f'  {fmt.about}: recognised {count} keys, no key like {" or ".join(lacking)}')
+        lines.append(f'  {fmt.about}: recognized {count} keys, no key like {" or ".join(lacking)}')
     return '\n'.join([*lines, f'Its keys: {_some(keys)}'])
 
 

@@ -207,7 +207,7 @@ class GatedResNet(GatedBackbone):
 
     @property
     def norm1(self) -> nn.Module:
-        """Normalisation of the (not deep) stem."""
+        """Normalization of the (not deep) stem."""
         return getattr(self, self.norm1_name)
 
     def _make_stem(self, in_channels: int, channels: int) -> None:

@@ -103,12 +103,12 @@ class BasicBlock(GatedBlock):
 
     @property
     def norm1(self) -> nn.Module:
-        """Normalisation after the first convolution."""
+        """Normalization after the first convolution."""
         return getattr(self, self.norm1_name)
 
     @property
     def norm2(self) -> nn.Module:
-        """Normalisation after the second convolution."""
+        """Normalization after the second convolution."""
         return getattr(self, self.norm2_name)
 
     def body(self, x: Tensor, layer: RunLayer) -> Tensor:
@@ -200,17 +200,17 @@ class Bottleneck(GatedBlock):
 
     @property
     def norm1(self) -> nn.Module:
-        """Normalisation after the first convolution."""
+        """Normalization after the first convolution."""
         return getattr(self, self.norm1_name)
 
     @property
     def norm2(self) -> nn.Module:
-        """Normalisation after the second convolution."""
+        """Normalization after the second convolution."""
         return getattr(self, self.norm2_name)
 
     @property
     def norm3(self) -> nn.Module:
-        """Normalisation after the third convolution."""
+        """Normalization after the third convolution."""
         return getattr(self, self.norm3_name)
 
     def body(self, x: Tensor, layer: RunLayer) -> Tensor:

@@ -82,7 +82,7 @@ class GatedWideResNet(CifarBackbone):
     """`Wide ResNet <https://arxiv.org/abs/1605.07146>`_ whose channels are
     switched per picture.
 
-    The last stage's output is normalised and activated by ``bn1``; the outputs
+    The last stage's output is normalized and activated by ``bn1``; the outputs
     of earlier stages are returned as they are.
 
     Args:

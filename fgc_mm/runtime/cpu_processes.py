@@ -46,7 +46,7 @@ def prepare_distributed(cfg: Config) -> None:
     wrapper['device_ids'] = None
     cfg.model_wrapper_cfg = wrapper
     if _replace_sync_bn(cfg.model):
-        print_log('SyncBN has no CPU version: every process normalises on its own', 'current')
+        print_log('SyncBN has no CPU version: every process normalizes on its own', 'current')
 
 
 def _replace_sync_bn(node: Any) -> int:

@@ -24,7 +24,7 @@ def published(checkpoint: Mapping[str, Any], no_ema: bool = False) -> dict[str, 
 
     The weights stay, and of the meta information what inferencers and
     ``load_from`` read: the config, the classes and palette, where the training
-    stood. Optimiser, schedulers, message hub, random states and the reference
+    stood. Optimizer, schedulers, message hub, random states and the reference
     to the banks go. The averaged weights of an ``EMAHook`` are in
     ``state_dict`` already (the hook swaps them in when it saves), so
     ``ema_state_dict``, the weights as they were trained, goes too.

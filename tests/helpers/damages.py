@@ -159,7 +159,7 @@ small_mask = _mask(lambda labels: labels[:100, :90])
 line_mask = _mask(lambda labels: labels[:1])
 value_mask = _mask(_with(77))
 deep_mask = _mask(lambda labels: np.full(labels.shape, 300, np.uint16))
-colour_mask = _mask(lambda labels: np.stack([labels] * 3, axis=2))
+color_mask = _mask(lambda labels: np.stack([labels] * 3, axis=2))
 alpha_mask = _mask(lambda labels: np.stack([labels] * 4, axis=2))
 
 

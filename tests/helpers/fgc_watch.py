@@ -26,7 +26,7 @@ class Watch(Hook):
     priority = 'VERY_LOW'
 
     def __init__(self):
-        self.batches, self.losses, self.neighbours = [], [], []
+        self.batches, self.losses, self.neighbors = [], [], []
 
     def before_train(self, runner):
         self.hook = next(h for h in runner.hooks if isinstance(h, FGCHook))
@@ -76,7 +76,7 @@ class Watch(Hook):
                     log_sum=-picked.logsumexp(1), sum_log=-picked.sum(1), mean_log=-picked.mean(1)
                 )[form].mean()
             losses.append(float(eta * total))
-            self.neighbours.append(chosen)
+            self.neighbors.append(chosen)
             for name, (v_f, v_g) in self.banks.items():
                 feature, a = batch['records'][name]
                 a = torch.sigmoid(a) if space == 'probs' else a

@@ -17,9 +17,9 @@ def make_table(n=40, task='classification', seed=0, coupled=(LAYERS[-1],)):
         amount = np.hstack([np.full((n, 1), 5.0), amount + (rng.random((n, 3)) < 0.2) * 0.5])
     logits, feature, mask = {}, {}, {}
     for depth, layer in enumerate(LAYERS):
-        centres = rng.normal(size=(3, 6)) * 3 * depth
-        logits[layer] = (centres[labels] + rng.normal(size=(n, 6))).astype(np.float32)
-        feature[layer] = np.abs(centres[labels] + rng.normal(size=(n, 6))).astype(np.float32)
+        centers = rng.normal(size=(3, 6)) * 3 * depth
+        logits[layer] = (centers[labels] + rng.normal(size=(n, 6))).astype(np.float32)
+        feature[layer] = np.abs(centers[labels] + rng.normal(size=(n, 6))).astype(np.float32)
         mask[layer] = (logits[layer] > 0).astype(np.uint8)
     dense = np.full(n, 2e9)
     executed = rng.uniform(0.5e9, 2e9, n)
@@ -45,7 +45,7 @@ class Pictures:
         return np.full((8, 8, 3), number % 256, np.uint8)
 
 
-def assert_labelled(figure, plots):
+def assert_labeled(figure, plots):
     """Every axes that shows data says on both axes what it shows."""
     figure.canvas.draw()
     shown = [axes for axes in figure.axes if axes.axison and axes.get_label() != '<colorbar>']

@@ -44,11 +44,11 @@ def build(family='basic', **options):
 
 
 def pictures(batch=8, size=(32, 32)):
-    """Pictures of different contrast and colour: their gates differ."""
+    """Pictures of different contrast and color: their gates differ."""
     generator = torch.Generator().manual_seed(1)
     scale = torch.linspace(0.3, 3, batch)[:, None, None, None]
-    colour = 2 * torch.randn(batch, 3, 1, 1, generator=generator)
-    return torch.randn(batch, 3, *size, generator=generator) * scale + colour
+    color = 2 * torch.randn(batch, 3, 1, 1, generator=generator)
+    return torch.randn(batch, 3, *size, generator=generator) * scale + color
 
 
 def assert_equal_outputs(outs, wanted):

@@ -69,7 +69,7 @@ class Probe(Hook):
         self.outputs, self.probs, self.masks = [], [], []
 
     def before_train(self, runner):
-        # Not before: Runner.train() initialises the weights.
+        # Not before: Runner.train() initializes the weights.
         self.start = copy.deepcopy(runner.model)
 
     def before_train_iter(self, runner, batch_idx, data_batch=None):

@@ -6,10 +6,10 @@ import runpy
 from pathlib import Path
 
 import pytest
-from gate_tables import assert_inside, assert_labelled
+from gate_tables import assert_inside, assert_labeled
+from runs import Run
 
 from fgc_mm.analysis import style
-from runs import Run
 
 BENCHMARKS = Path(__file__).parents[2] / 'benchmarks'
 
@@ -49,10 +49,10 @@ def test_budgets_in_the_one_style(tmp_path):
         run = Run(tmp_path / 'base.py', folder, tmp_path / 'own.py', tmp_path, series=series)
         results.append(module['Result'](run, setting, 0.3 + 0.1 * number, 90.0 + number))
     figure = module['draw']({'classification': ('accuracy/top1', results)})
-    assert_labelled(figure, 2)
+    assert_labeled(figure, 2)
     shares, metric = figure.axes
     trainings = [line.get_color() for line in shares.lines[::3]]
-    assert trainings == [*style.RUNS[:2]]  # a colour for each target
+    assert trainings == [*style.RUNS[:2]]  # a color for each target
     assert [line.get_color() for line in metric.lines] == [*style.RUNS[:2]]
     assert [text.get_text() for text in metric.get_legend().get_texts()] == ['budget', 'fixed rho']
 
@@ -65,7 +65,7 @@ def test_coupling_in_the_one_style(tmp_path):
     ]
     results.append(dict(size=1_281_167, times=dict(ours=[1.7, 1.8, 1.6]), ours=50.0))
     figure = module['figure'](results, 'D=64, B=256, k=200, 2 CPU threads')
-    assert_labelled(figure, 2)
+    assert_labeled(figure, 2)
     time, memory = figure.axes
     for axes in (time, memory):
         ours, plain = axes.lines

@@ -1,23 +1,23 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
-"""Tables against an independent computation, and figures with labelled axes."""
+"""Tables against an independent computation, and figures with labeled axes."""
 
 import itertools
 import sys
 
 import numpy as np
 import pytest
-from gate_tables import LAYERS, Pictures, assert_inside, assert_labelled, make_table
+from gate_tables import LAYERS, Pictures, assert_inside, assert_labeled, make_table
 from mmengine.config import Config
 from sklearn.cluster import KMeans
 from sklearn.metrics import normalized_mutual_info_score
 from sklearn.neighbors import NearestNeighbors
 
-from fgc_mm.analysis import alignment, cost, embedding, frequency, neighbours, style
+from fgc_mm.analysis import alignment, cost, embedding, frequency, neighbors, style
 from fgc_mm.analysis.gate_table import GateTable, short_name
 from fgc_mm.analysis.gather import _check_finite
+from fgc_mm.analysis.selection import find_picture
 from fgc_mm.analysis.tables import read_csv
 from fgc_mm.analysis.thumbnails import Thumbnails
-from fgc_mm.analysis.selection import find_picture
 from fgc_mm.errors import UsageError
 
 
@@ -95,11 +95,11 @@ def test_frequencies_by_counting(task, tmp_path):
     assert len(rows) == 3 * 6 * (1 + len(table.classes))
     row = next(r for r in rows if (r['layer'], r['category'], r['channel']) == (layer, 'car', '4'))
     assert float(row['frequency']) == pytest.approx(found[-1, 4], rel=1e-5)
-    assert_labelled(frequency.frequency_figure(table, layer), 2)
-    assert_labelled(frequency.layers_figure(table), 1)
+    assert_labeled(frequency.frequency_figure(table, layer), 2)
+    assert_labeled(frequency.layers_figure(table), 1)
 
 
-def test_what_is_not_known_has_no_colour():
+def test_what_is_not_known_has_no_color():
     table = make_table()
     table.amount[:, 1] = 0  # a class in no picture
     figure = frequency.frequency_figure(table, LAYERS[1])
@@ -128,47 +128,47 @@ def test_names_of_classes_have_room(name, classes):
     table = make_table(60)
     table.classes = [f'{name} {n}' for n in range(classes)]
     table.amount = np.eye(classes, dtype=np.float32)[np.arange(60) % classes]
-    assert_labelled(frequency.frequency_figure(table, LAYERS[-1]), 2)
+    assert_labeled(frequency.frequency_figure(table, LAYERS[-1]), 2)
 
 
 @pytest.mark.parametrize('space', ['logits', 'mask'])
-def test_neighbours_against_scikit_learn(space, tmp_path):
+def test_neighbors_against_scikit_learn(space, tmp_path):
     table = make_table()
     layer = LAYERS[-1]
     values = table.gates(layer, space).astype(np.float64)
     search = NearestNeighbors(n_neighbors=len(table), metric='cosine').fit(values)
     distance, _ = search.kneighbors(values[[5]])
-    found = neighbours.ranking(table, layer, 5, space)
+    found = neighbors.ranking(table, layer, 5, space)
     assert [row['rank'] for row in found] == list(range(1, len(table)))
     assert all(row['picture'] != 5 for row in found)
     expected = 1 - distance[0][1:]
     np.testing.assert_allclose([row['similarity'] for row in found], expected, atol=1e-6)
-    neighbours.analyze_neighbours(table, LAYERS[1:], Pictures(), tmp_path, [5, 0], space)
-    rows = read_csv(tmp_path / 'neighbours.csv')
+    neighbors.analyze_neighbors(table, LAYERS[1:], Pictures(), tmp_path, [5, 0], space)
+    rows = read_csv(tmp_path / 'neighbors.csv')
     assert [row['layer'] for row in rows[:: len(table) - 1]] == [*LAYERS[1:2] * 2, layer, layer]
     assert len(rows) == 2 * 2 * (len(table) - 1)
     for name in ('layer1.1', 'layer2.0'):  # each has its gallery
-        assert (tmp_path / f'neighbours_{name}.png').stat().st_size > 999
-        assert (tmp_path / f'neighbours_{name}.svg').is_file()
-    assert_inside(neighbours.neighbours_figure(table, layer, [5, 0], Pictures(), space=space))
+        assert (tmp_path / f'neighbors_{name}.png').stat().st_size > 999
+        assert (tmp_path / f'neighbors_{name}.svg').is_file()
+    assert_inside(neighbors.neighbors_figure(table, layer, [5, 0], Pictures(), space=space))
 
 
 def test_a_gallery_goes_from_the_nearest_to_the_last():
-    rows = neighbours.ranking(make_table(30), LAYERS[0], 0)
-    chosen = [row['rank'] for row in neighbours.gallery(rows, near=3, far=2)]
+    rows = neighbors.ranking(make_table(30), LAYERS[0], 0)
+    chosen = [row['rank'] for row in neighbors.gallery(rows, near=3, far=2)]
     assert chosen[:3] == [1, 2, 3] and chosen[-1] == 29 and len(chosen) == 5
-    assert len(neighbours.gallery(rows[:4], near=3, far=2)) == 4
+    assert len(neighbors.gallery(rows[:4], near=3, far=2)) == 4
 
 
 def test_similarities_have_the_decimals_that_tell_them_apart():
-    assert neighbours.decimals([[0.9, 0.9, 0.1], [0.5]]) == 3
-    assert neighbours.decimals([[0.9, 0.1], [0.99999, 0.9999, 0.9998]]) == 4
-    assert neighbours.decimals([[1.0, 1.0]]) == 6  # not more, whatever they are
+    assert neighbors.decimals([[0.9, 0.9, 0.1], [0.5]]) == 3
+    assert neighbors.decimals([[0.9, 0.1], [0.99999, 0.9999, 0.9998]]) == 4
+    assert neighbors.decimals([[1.0, 1.0]]) == 6  # not more, whatever they are
 
 
 def test_a_query_that_is_not_there(tmp_path):
     with pytest.raises(UsageError, match='--query 40 must be 0 to 39'):
-        neighbours.analyze_neighbours(make_table(), LAYERS[:1], Pictures(), tmp_path, [40])
+        neighbors.analyze_neighbors(make_table(), LAYERS[:1], Pictures(), tmp_path, [40])
 
 
 def test_alignment_against_scikit_learn(tmp_path):
@@ -197,7 +197,7 @@ def test_alignment_against_scikit_learn(tmp_path):
     rows = read_csv(tmp_path / 'alignment.csv')
     assert [(r['run'], r['coupled']) for r in rows[2::3]] == [('gated', 'False'), ('FGC', 'True')]
     figure = alignment.alignment_figure(alignment.alignment_rows(tables, k=k))
-    assert_labelled(figure, 4)
+    assert_labeled(figure, 4)
     words = [text.get_text() for text in figure.legends[0].get_texts()]
     assert words == ['gated', 'FGC', 'coupled layer']
 
@@ -210,12 +210,12 @@ def test_cost(task, plots, tmp_path):
     assert rows[0]['share'] == pytest.approx(table.macs[:, 0].min() / 2e9)
     cost.analyze_cost(table, Pictures(), tmp_path)
     assert len(read_csv(tmp_path / 'cost.csv')) == len(table)
-    assert_labelled(cost.cost_figure(table, Pictures()), plots)
+    assert_labeled(cost.cost_figure(table, Pictures()), plots)
     assert cost.rank_correlation(np.arange(9), np.arange(9) ** 3) == pytest.approx(1)
     assert np.isnan(cost.rank_correlation(np.ones(9), np.arange(9)))
 
 
-def test_embeddings_are_the_same_again_and_keep_neighbours(tmp_path):
+def test_embeddings_are_the_same_again_and_keep_neighbors(tmp_path):
     table, layer = make_table(60), LAYERS[-1]
     table.feature[layer][0] = 0  # a picture without any feature
     embedding.analyze_embedding({'epoch 1': table, 'epoch 2': table}, [layer], tmp_path)
@@ -228,16 +228,16 @@ def test_embeddings_are_the_same_again_and_keep_neighbours(tmp_path):
     labels = np.arange(60) % 3
     assert (labels[nearest] == labels).mean() > 0.8
     frames = {'epoch 1': dict(feature=places, gate=places)}
-    assert_labelled(embedding.embedding_figure(table, layer, frames), 2)
-    assert_labelled(
+    assert_labeled(embedding.embedding_figure(table, layer, frames), 2)
+    assert_labeled(
         embedding.embedding_figure(table, layer, {**frames, 'epoch 2': frames['epoch 1']}), 4
     )
-    figure = embedding.embedding_figure(table, layer, frames, colour_by='dog')
+    figure = embedding.embedding_figure(table, layer, frames, color_by='dog')
     words = [text.get_text() for text in figure.legends[0].get_texts()]
     assert words == ['not in the picture', 'in the picture']
 
 
-def test_classes_beyond_the_colours_are_others():
+def test_classes_beyond_the_colors_are_others():
     table = make_table(66, 'classification')
     table.classes = [str(c) for c in range(23)]
     labels = np.minimum(np.arange(66) % 25, 22)  # class 22 more often than all
@@ -253,8 +253,8 @@ def test_classes_beyond_the_colours_are_others():
 
 
 def test_embedding_says_what_is_wrong(tmp_path, monkeypatch):
-    with pytest.raises(UsageError, match='--colour-by cow: the classes are cat, dog, car'):
-        embedding.analyze_embedding({'x': make_table()}, [LAYERS[0]], tmp_path, colour_by='cow')
+    with pytest.raises(UsageError, match='--color-by cow: the classes are cat, dog, car'):
+        embedding.analyze_embedding({'x': make_table()}, [LAYERS[0]], tmp_path, color_by='cow')
     with pytest.raises(UsageError, match='needs 4 pictures at least, not 3'):
         embedding.embed(np.ones((3, 2)))
     monkeypatch.setitem(sys.modules, 'umap', None)  # as if it were not installed

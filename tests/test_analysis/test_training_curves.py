@@ -2,7 +2,7 @@
 import json
 
 import pytest
-from gate_tables import assert_labelled
+from gate_tables import assert_labeled
 
 from fgc_mm.analysis import training
 from fgc_mm.analysis.tables import read_csv
@@ -49,11 +49,11 @@ def test_table_and_figure(work_dir, tmp_path):
     assert {'run': 'b', 'name': 'loss', 'iteration': '40', 'value': '140'} in rows
     curves = training.read_curves(work_dir)
     one = training.training_figure({'a': curves})
-    assert_labelled(one, 3)
+    assert_labeled(one, 3)
     assert [axes.get_title() for axes in one.axes] == [
         'losses',
         'openness of the gates',
-        'neighbour overlap',
+        'neighbor overlap',
     ]
     words = [text.get_text() for text in one.axes[1].get_legend().get_texts()]
     assert words == ['all gates', 'layer1.0']
@@ -66,7 +66,7 @@ def test_what_sums_up_a_panel_comes_first():
     names = ('loss_rpn', 'loss', 'loss_fgc', 'fgc/overlap/layer4.0', 'fgc/overlap')
     assert training.panels({'a': {name: [(1, 0.5)] for name in names}}) == {
         'losses': ['loss', 'loss_fgc', 'loss_rpn'],
-        'neighbour overlap': ['fgc/overlap', 'fgc/overlap/layer4.0'],
+        'neighbor overlap': ['fgc/overlap', 'fgc/overlap/layer4.0'],
     }
 
 
@@ -84,7 +84,7 @@ def test_shares_and_the_weight_of_a_budget_are_not_one_scale(tmp_path):
     curves = training.read_curves(tmp_path)
     once = {'loss': curves['loss'], 'budget/share': [(10, 0.5)]}
     figure = training.training_figure({'a': curves, 'b': once})
-    assert_labelled(figure, 3)
+    assert_labeled(figure, 3)
     _, shares, weight = figure.axes
     assert shares.get_ylabel() == 'share of MACs executed'
     words = [text.get_text() for text in shares.get_legend().get_texts()]

@@ -81,7 +81,7 @@ def test_what_the_gates_do_over_pictures(task, analyze, tmp_path, monkeypatch, d
     # The second figure does not run the network.
     with monkeypatch.context() as patch:
         patch.setattr(gather_module, '_run', None)
-        for command in ('frequency', 'neighbours'):
+        for command in ('frequency', 'neighbors'):
             code, _, err = analyze(task, command, '--layers', 'last_stage')
             assert code == 0, err
             assert (tmp_path / 'analysis' / f'{command}.csv').is_file()
@@ -185,10 +185,10 @@ def test_options_that_are_wrong(analyze, monkeypatch):
     for command, options, message in (
         ('cost', ['--max-images', '1'], '--max-images 1 must be 2 or more'),
         ('frequency', ['--layers', 'layer7'], "--layers: 'layer7' names no block; choose from"),
-        ('neighbours', ['--query', '99'], '--query 99 must be 0 to 5'),
+        ('neighbors', ['--query', '99'], '--query 99 must be 0 to 5'),
         ('alignment', ['--names', 'a', 'b'], '--names a b must be one name'),
         ('embedding', ['--frames', '--versus', 'x', 'y'], '--frames and --versus both fill'),
-        ('embedding', ['--colour-by', 'cow'], '--colour-by cow: the classes are 0, 1, 2'),
+        ('embedding', ['--color-by', 'cow'], '--color-by cow: the classes are 0, 1, 2'),
         ('embedding', [], 'needs the package umap, which cannot be imported'),
         ('embedding', [], "pip install 'fgc-mm[analysis]'"),
         ('alignment', [], 'alignment needs the package sklearn, which cannot be imported'),

@@ -1,5 +1,5 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
-"""Licences as packages state them, and what pip-audit's answers are taken for."""
+"""Licenses as packages state them, and what pip-audit's answers are taken for."""
 
 import importlib.util
 import json
@@ -21,22 +21,22 @@ def audit():
 
 
 @pytest.fixture
-def licences(audit, tmp_path):
-    """Checks packages of which only the lines about their licence are given."""
+def licenses(audit, tmp_path):
+    """Checks packages of which only the lines about their license are given."""
 
     def check(**packages):
         for name, lines in packages.items():
             info = tmp_path / f'{name}-1.0.dist-info'
             info.mkdir()
             (info / 'METADATA').write_text(f'Name: {name}\nVersion: 1.0\n{lines}\n')
-        return audit.check_licences(metadata.distributions(path=[str(tmp_path)]))
+        return audit.check_licenses(metadata.distributions(path=[str(tmp_path)]))
 
     return check
 
 
-def test_the_licences_of_this_environment_are_accepted(audit, capsys):
+def test_the_licenses_of_this_environment_are_accepted(audit, capsys):
     packages = metadata.distributions(path=[sysconfig.get_path('purelib')])
-    assert audit.check_licences(packages) == 0
+    assert audit.check_licenses(packages) == 0
     assert 'torch' in capsys.readouterr().out
 
 
@@ -51,8 +51,8 @@ def test_the_licences_of_this_environment_are_accepted(audit, capsys):
         'License: Copyright 2025 Somebody.\n \n         Apache License\n         Version 2.0',
     ],
 )
-def test_accepted(licences, lines):
-    assert licences(some=lines) == 0
+def test_accepted(licenses, lines):
+    assert licenses(some=lines) == 0
 
 
 @pytest.mark.parametrize(
@@ -66,8 +66,8 @@ def test_accepted(licences, lines):
         'Summary: says nothing',
     ],
 )
-def test_not_accepted_and_named(licences, lines, capsys):
-    assert licences(some=lines, fine='License: MIT') == 1
+def test_not_accepted_and_named(licenses, lines, capsys):
+    assert licenses(some=lines, fine='License: MIT') == 1
     out = capsys.readouterr().out
     assert 'NOT ACCEPTED some 1.0' in out
     assert 'NOT ACCEPTED fine' not in out

@@ -160,7 +160,7 @@ def check_layers(page):
     assert len(after) == 12 and after != before
     assert page.locator('#frequency canvas').first.get_attribute('width') != channels
     assert page.locator('#embedding .chosen').inner_text() == 'layer1.0'
-    assert page.locator('#neighbours figure img').count() > 12
+    assert page.locator('#neighbors figure img').count() > 12
 
 
 def check_hover(page):
@@ -173,7 +173,7 @@ def check_hover(page):
 
 
 def check_keys(page):
-    """Whatever is told by a colour or a dash is said."""
+    """Whatever is told by a color or a dash is said."""
     losses = page.locator('#training .card', has_text='losses')
     runs, lines = losses.locator('.legend').all()
     assert runs.locator('span').all_inner_texts() == ['coupled', 'dense']  # the third has no log
@@ -232,16 +232,16 @@ def check_columns(page):
 
 
 def check_themes(page):
-    colour = 'getComputedStyle(document.body).backgroundColor'
-    light = page.evaluate(colour)
+    color = 'getComputedStyle(document.body).backgroundColor'
+    light = page.evaluate(color)
     page.locator('#theme').click()
-    assert page.evaluate(colour) != light
+    assert page.evaluate(color) != light
     page.emulate_media(color_scheme='dark')
     page.reload()
-    assert page.evaluate(colour) != light
+    assert page.evaluate(color) != light
     page.emulate_media(color_scheme='light')
     page.reload()
-    assert page.evaluate(colour) == light
+    assert page.evaluate(color) == light
 
 
 def test_folders_without_a_run(run_tool, tmp_path, monkeypatch):

@@ -2,7 +2,7 @@
 import pytest
 import torch
 
-from fgc_mm.coupling import ApproximateSearch, LayerCoupling, MemoryBank, nearest_neighbours
+from fgc_mm.coupling import ApproximateSearch, LayerCoupling, MemoryBank, nearest_neighbors
 from fgc_mm.coupling.memory_bank import unit_rows
 
 
@@ -32,7 +32,7 @@ def test_finds_nearly_all_and_states_how_many(dtype, storage):
     search = ApproximateSearch(bank, dims=16, oversample=4, recall_queries=30)
     assert search.recall is None
     rows, similarity = search.search(queries, 20, own)
-    exact, exact_similarity = nearest_neighbours(queries, bank.data, 20, own)
+    exact, exact_similarity = nearest_neighbors(queries, bank.data, 20, own)
     assert search.recall == pytest.approx(recall_of(rows, exact))
     assert search.recall > 0.95
     assert not (rows == own[:, None]).any()
@@ -58,7 +58,7 @@ def test_with_all_rows_as_candidates_it_is_exact():
     own = torch.arange(50)
     search = ApproximateSearch(bank, dims=2, oversample=20)
     rows, _ = search.search(bank.data[own], 10, own)
-    assert torch.equal(rows, nearest_neighbours(bank.data[own], bank.data, 10, own)[0])
+    assert torch.equal(rows, nearest_neighbors(bank.data[own], bank.data, 10, own)[0])
     assert search.recall == 1.0
 
 

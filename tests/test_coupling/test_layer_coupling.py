@@ -25,22 +25,22 @@ def literal_step(v_f, v_g, feature, logits, indices, k, form, tau=0.07, m=0.5, w
     z = feature.double() / feature.double().norm(dim=1, keepdim=True)
     s = z @ v_f.T
     s[torch.arange(len(z)), indices] = -math.inf
-    neighbours = s.topk(k, 1).indices
+    neighbors = s.topk(k, 1).indices
     mixed = m * v_f[indices] + (1 - m) * z
     v_f[indices] = mixed / mixed.norm(dim=1, keepdim=True)
     log_p = torch.log_softmax(a @ v_g.T / tau, 1)
     if warmup:
         loss = -log_p.gather(1, indices[:, None])[:, 0]
     elif form == 'log_sum':
-        positives = torch.cat((indices[:, None], neighbours), 1)
+        positives = torch.cat((indices[:, None], neighbors), 1)
         loss = -torch.logsumexp(log_p.gather(1, positives), 1)
     else:
-        loss = -log_p.gather(1, neighbours).sum(1) / (k if form == 'mean_log' else 1)
+        loss = -log_p.gather(1, neighbors).sum(1) / (k if form == 'mean_log' else 1)
     loss = loss.mean()
     (gradient,) = torch.autograd.grad(loss, a)
     mixed = m * v_g[indices] + (1 - m) * a.detach()
     v_g[indices] = mixed / mixed.norm(dim=1, keepdim=True)
-    return loss.detach(), gradient, neighbours, v_f, v_g
+    return loss.detach(), gradient, neighbors, v_f, v_g
 
 
 @pytest.mark.parametrize('warmup', [False, True])
@@ -51,7 +51,7 @@ def test_three_steps_of_the_method(form, warmup):
     assert not torch.equal(v_f, v_g)
     for step in range(3):
         feature, logits, indices = batch(seed=step)
-        loss, gradient, neighbours, v_f, v_g = literal_step(
+        loss, gradient, neighbors, v_f, v_g = literal_step(
             v_f, v_g, feature, logits, indices, K, form, warmup=warmup
         )
         logits.requires_grad_()
@@ -60,9 +60,9 @@ def test_three_steps_of_the_method(form, warmup):
         assert out.loss.item() == pytest.approx(loss.item(), rel=1e-5)
         assert (logits.grad - gradient).norm() <= 1e-5 * gradient.norm()
         if warmup:
-            assert out.neighbours is None
+            assert out.neighbors is None
         else:
-            assert torch.equal(out.neighbours, neighbours)
+            assert torch.equal(out.neighbors, neighbors)
         assert torch.allclose(coupling.feature_bank.data.double(), v_f, atol=1e-6)
         assert torch.allclose(coupling.gate_bank.data.double(), v_g, atol=1e-6)
 
@@ -99,7 +99,7 @@ def test_space_probs():
     out.loss.backward()
     a = logits.detach().double().requires_grad_()
     log_p = torch.log_softmax(torch.sigmoid(a) @ before.T / 0.07, 1)
-    loss = -log_p.gather(1, out.neighbours).mean(1).mean()
+    loss = -log_p.gather(1, out.neighbors).mean(1).mean()
     (gradient,) = torch.autograd.grad(loss, a)
     assert out.loss.item() == pytest.approx(loss.item(), rel=1e-5)
     assert (logits.grad - gradient).norm() <= 1e-5 * gradient.norm()
@@ -124,7 +124,7 @@ def test_source_gate_searches_the_gate_bank():
     similarity = logits @ coupling.gate_bank.data.T
     similarity[torch.arange(16), indices] = -math.inf
     out = coupling.step(feature, logits, indices)
-    assert torch.equal(out.neighbours, similarity.topk(K, 1).indices)
+    assert torch.equal(out.neighbors, similarity.topk(K, 1).indices)
 
 
 def test_source_label():
@@ -134,23 +134,23 @@ def test_source_label():
     with pytest.raises(ValueError, match="source='label' needs one class label"):
         learned.step(feature, logits, indices)
     out = learned.step(feature, logits, indices, labels=labels[indices])
-    known = out.neighbours[out.neighbours >= 0]
+    known = out.neighbors[out.neighbors >= 0]
     assert set(known.tolist()) <= set(indices.tolist())
     assert math.isfinite(out.loss.item()) and out.recall is None
 
     given = LayerCoupling(N, DIM, k=K, source='label', labels=labels)
     out = given.step(feature, logits, indices)
-    assert (labels[out.neighbours] == labels[indices][:, None]).all()
-    assert not (out.neighbours == indices[:, None]).any()
+    assert (labels[out.neighbors] == labels[indices][:, None]).all()
+    assert not (out.neighbors == indices[:, None]).any()
 
 
-def test_shared_neighbours_come_from_outside():
+def test_shared_neighbors_come_from_outside():
     last, other = (LayerCoupling(N, DIM, k=K, seed=s) for s in (0, 1))
     feature, logits, indices = batch()
-    found = last.step(feature, logits, indices).neighbours
-    shared = other.loss(feature, logits, indices, neighbours=found)
+    found = last.step(feature, logits, indices).neighbors
+    shared = other.loss(feature, logits, indices, neighbors=found)
     own = other.loss(feature, logits, indices)
-    assert torch.equal(shared.neighbours, found)
+    assert torch.equal(shared.neighbors, found)
     assert shared.similarity is None
     assert shared.loss != own.loss
 
@@ -168,7 +168,7 @@ def test_two_ranks_are_one_process():
         sums = 0.0
         for rank, part in zip(ranks, parts, strict=True):
             out = rank.loss(feature[part], logits[part], indices[part])
-            assert torch.equal(out.neighbours, whole.neighbours[part])
+            assert torch.equal(out.neighbors, whole.neighbors[part])
             sums += out.loss.item() * len(indices[part])
         assert sums / 16 == pytest.approx(whole.loss.item(), rel=1e-6)
         for rank in ranks:
@@ -195,7 +195,7 @@ def test_resumed_is_not_interrupted(kwargs):
     resumed = LayerCoupling(N, DIM, k=K, **{**kwargs, 'seed': 0})
     resumed.load_state_dict(torch.load(file, weights_only=True))
     a, b = (run(each, range(3, 6)) for each in (straight, resumed))
-    assert torch.equal(a.neighbours, b.neighbours) and torch.equal(a.loss, b.loss)
+    assert torch.equal(a.neighbors, b.neighbors) and torch.equal(a.loss, b.loss)
     assert torch.equal(straight.gate_bank.data, resumed.gate_bank.data)
     assert torch.equal(straight.feature_bank.data, resumed.feature_bank.data)
 
@@ -281,7 +281,7 @@ def test_training_on_the_loss_raises_the_overlap():
         loss.backward()
         optimizer.step()
         overlap.append(coupling.overlap(k=20))
-    # Chance is 20 / 199; within a cluster the order of neighbours is noise.
+    # Chance is 20 / 199; within a cluster the order of neighbors is noise.
     assert overlap[0] < 0.15 and overlap[-1] > 0.6
 
 

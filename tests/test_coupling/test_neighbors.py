@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mmengine.logging import MMLogger
 
-from fgc_mm.coupling import ExactSearch, LabelSource, MemoryBank, nearest_neighbours, neighbors
+from fgc_mm.coupling import ExactSearch, LabelSource, MemoryBank, nearest_neighbors, neighbors
 from fgc_mm.coupling.memory_bank import unit_rows
 from fgc_mm.coupling.topk import _filtered_keys, _plain_keys, pack, topk_rows, unpack
 
@@ -50,7 +50,7 @@ def literal(queries, bank, k, own=None):
 def test_exact_and_without_itself(backend, k, size):
     queries, bank, own = make(40, size, 16)
     queries[:20] = bank[own[:20]]  # itself is the nearest; for the others it is far away
-    rows, similarity = nearest_neighbours(queries, bank, k, own, backend)
+    rows, similarity = nearest_neighbors(queries, bank, k, own, backend)
     assert rows.shape == similarity.shape == (40, k)
     assert not (rows == own[:, None]).any()
     expected = literal(queries, bank, k, own)
@@ -68,7 +68,7 @@ def test_exact_and_without_itself(backend, k, size):
 @pytest.mark.parametrize('k', [1, 7, 150])
 def test_ties_go_to_the_first_rows(backend, size, k):
     queries, bank, own = integers(30, size, 4)
-    rows, _ = nearest_neighbours(queries, bank, k, own, backend)
+    rows, _ = nearest_neighbors(queries, bank, k, own, backend)
     assert torch.equal(rows, literal(queries, bank, k, own))
 
 
@@ -78,9 +78,9 @@ def test_all_rows_equal_or_queries_zero(backend):
     bank = torch.ones(5000, 2)
     queries = torch.ones(300, 2)
     own = torch.arange(300)
-    rows, _ = nearest_neighbours(queries, bank, 3, own, backend)
+    rows, _ = nearest_neighbors(queries, bank, 3, own, backend)
     assert torch.equal(rows, literal(queries, bank, 3, own))
-    rows, similarity = nearest_neighbours(queries * 0, bank, 3, own, backend)
+    rows, similarity = nearest_neighbors(queries * 0, bank, 3, own, backend)
     assert torch.equal(rows, literal(queries, bank, 3, own)) and not similarity.any()
 
 
@@ -105,16 +105,16 @@ def test_every_way_gives_the_same(batch, size, dim, k, chunk, half, values, seed
         rows, similarity = unpack(keys(queries, bank, k, own, chunk))
         assert torch.equal(rows, expected), keys.__name__
         assert torch.equal(similarity, (queries @ bank.float().T).gather(1, rows))
-    assert torch.equal(nearest_neighbours(queries, bank, k, own, 'torch')[0], expected)
+    assert torch.equal(nearest_neighbors(queries, bank, k, own, 'torch')[0], expected)
     if HAS_FAISS:
-        assert torch.equal(nearest_neighbours(queries, bank, k, own, 'faiss')[0], expected)
+        assert torch.equal(nearest_neighbors(queries, bank, k, own, 'faiss')[0], expected)
 
 
 def test_a_bad_guess_of_the_threshold_costs_no_exactness():
     """Rows sorted by similarity, and a sample that sees none of the near ones."""
     generator = torch.Generator().manual_seed(0)
     bank = torch.rand(8192, 4, generator=generator) * 0.1
-    # The guess looks at every fourth row; the neighbours are elsewhere.
+    # The guess looks at every fourth row; the neighbors are elsewhere.
     near = torch.arange(1, 8192, 4)[:600]
     bank[near] += 1
     queries = torch.rand(20, 4, generator=generator) + 0.1
@@ -150,16 +150,16 @@ def test_banks_of_all_kinds(backend, storage, dtype):
 def test_without_exclusion_and_with_minus_one(backend):
     queries, bank, own = make(10, 500, 8)
     queries[:] = bank[own]
-    rows, _ = nearest_neighbours(queries, bank, 3, backend=backend)
+    rows, _ = nearest_neighbors(queries, bank, 3, backend=backend)
     assert torch.equal(rows[:, 0], own)
     none = torch.full_like(own, -1)
-    assert torch.equal(nearest_neighbours(queries, bank, 3, none, backend)[0], rows)
+    assert torch.equal(nearest_neighbors(queries, bank, 3, none, backend)[0], rows)
 
 
 @pytest.mark.parametrize('backend', BACKENDS)
-def test_all_others_are_neighbours(backend):
+def test_all_others_are_neighbors(backend):
     queries, bank, own = make(6, 9, 4)
-    rows, _ = nearest_neighbours(queries, bank, 8, own, backend)
+    rows, _ = nearest_neighbors(queries, bank, 8, own, backend)
     for i in range(6):
         assert sorted(rows[i].tolist() + [int(own[i])]) == list(range(9))
 
@@ -168,24 +168,24 @@ def test_all_others_are_neighbours(backend):
 def test_k_that_does_not_fit(k):
     queries, bank, own = make(6, 9, 4)
     with pytest.raises(ValueError, match=rf'k={k} .*N=9 .*from 1 to 8'):
-        nearest_neighbours(queries, bank, k, own)
+        nearest_neighbors(queries, bank, k, own)
 
 
 def test_wrong_width_and_backend():
     queries, bank, own = make(6, 9, 4)
     with pytest.raises(ValueError, match='widths'):
-        nearest_neighbours(queries[:, :3], bank, 2, own)
+        nearest_neighbors(queries[:, :3], bank, 2, own)
     with pytest.raises(ValueError, match="backend='annoy'"):
-        nearest_neighbours(queries, bank, 2, own, 'annoy')
+        nearest_neighbors(queries, bank, 2, own, 'annoy')
     with pytest.raises(ValueError, match="backend='annoy'"):
         ExactSearch(MemoryBank(9, 4), 'annoy')
 
 
 def test_many_queries_and_autocast():
     queries, bank, own = make(1500, 4500, 4)
-    expected = nearest_neighbours(queries, bank, 5, own, 'torch')
+    expected = nearest_neighbors(queries, bank, 5, own, 'torch')
     with torch.autocast('cpu', torch.bfloat16):
-        rows, similarity = nearest_neighbours(queries, bank, 5, own, 'torch')
+        rows, similarity = nearest_neighbors(queries, bank, 5, own, 'torch')
     assert torch.equal(rows, expected[0]) and torch.equal(similarity, expected[1])
     assert (rows == literal(queries, bank, 5, own)).float().mean() > 0.99
 
@@ -228,7 +228,7 @@ def test_faiss_reads_the_bank_where_it_lies():
 
     faiss.knn = spy
     try:
-        nearest_neighbours(queries, bank, 3, own, 'faiss')
+        nearest_neighbors(queries, bank, 3, own, 'faiss')
     finally:
         faiss.knn = knn
     assert seen == [bank.data_ptr()]
@@ -253,11 +253,11 @@ def test_without_faiss(monkeypatch, notices):
     queries, bank, own = make(6, 900, 8)
     try:
         for _ in range(3):
-            rows, _ = nearest_neighbours(queries, bank, 3, own, 'auto')
+            rows, _ = nearest_neighbors(queries, bank, 3, own, 'auto')
         assert torch.equal(rows, literal(queries, bank, 3, own))
         assert len(notices) == 1 and 'faiss is not installed' in notices[0]
         for call in (
-            lambda: nearest_neighbours(queries, bank, 3, own, 'faiss'),
+            lambda: nearest_neighbors(queries, bank, 3, own, 'faiss'),
             lambda: ExactSearch(MemoryBank(9, 4), 'faiss'),
         ):
             with pytest.raises(ImportError, match="backend='faiss' but faiss is not installed"):
@@ -332,5 +332,5 @@ def test_label_source_state():
 @pytest.mark.parametrize('bank_device', ['cuda', 'cpu'])
 def test_on_a_gpu(backend, bank_device):
     queries, bank, own = integers(30, 5000, 4)
-    rows, _ = nearest_neighbours(queries.cuda(), bank.to(bank_device), 20, own.cuda(), backend)
+    rows, _ = nearest_neighbors(queries.cuda(), bank.to(bank_device), 20, own.cuda(), backend)
     assert torch.equal(rows.cpu(), literal(queries, bank, 20, own))

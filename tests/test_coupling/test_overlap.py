@@ -6,7 +6,7 @@ import pytest
 import torch
 from sklearn.neighbors import NearestNeighbors
 
-from fgc_mm.coupling import TurnoverMeter, neighbour_overlap, neighbour_turnover
+from fgc_mm.coupling import TurnoverMeter, neighbor_overlap, neighbor_turnover
 from fgc_mm.coupling.overlap import shared_entries
 
 
@@ -30,26 +30,26 @@ def test_against_scikit_learn(k, unit):
         features, gates = (x / x.norm(dim=1, keepdim=True) for x in (features, gates))
     expected = by_sklearn(features.numpy(), gates.numpy(), k)
     assert 0.05 < expected < 0.9
-    assert neighbour_overlap(features, gates, k) == pytest.approx(expected, abs=1e-9)
+    assert neighbor_overlap(features, gates, k) == pytest.approx(expected, abs=1e-9)
     queries = torch.tensor([3, 8, 250])
     expected = by_sklearn(features.numpy(), gates.numpy(), k, queries)
-    assert neighbour_overlap(features, gates, k, queries) == pytest.approx(expected, abs=1e-9)
+    assert neighbor_overlap(features, gates, k, queries) == pytest.approx(expected, abs=1e-9)
 
 
 def test_extremes():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(1500, 8, generator=generator)
-    assert neighbour_overlap(x, 3 * x, 10) == 1.0
-    unrelated = neighbour_overlap(x, torch.randn(1500, 8, generator=generator), 10)
+    assert neighbor_overlap(x, 3 * x, 10) == 1.0
+    unrelated = neighbor_overlap(x, torch.randn(1500, 8, generator=generator), 10)
     assert unrelated == pytest.approx(10 / 1499, abs=0.004)
-    assert 0.9 < neighbour_overlap(x, x.half(), 10) < 1.0
+    assert 0.9 < neighbor_overlap(x, x.half(), 10) < 1.0
 
 
 def test_bad_arguments():
     with pytest.raises(ValueError, match='20 features and 19 gate vectors'):
-        neighbour_overlap(torch.rand(20, 3), torch.rand(19, 3), 5)
+        neighbor_overlap(torch.rand(20, 3), torch.rand(19, 3), 5)
     with pytest.raises(ValueError, match='from 1 to 19'):
-        neighbour_overlap(torch.rand(20, 3), torch.rand(20, 3), 20)
+        neighbor_overlap(torch.rand(20, 3), torch.rand(20, 3), 20)
 
 
 def test_shared_entries_by_hand():
@@ -61,8 +61,8 @@ def test_shared_entries_by_hand():
 def test_turnover_by_hand():
     old = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8], [-1, -1, -1, -1]])
     new = torch.tensor([[4, 3, 9, 1], [8, 7, 6, 5], [1, 2, 3, 4]])
-    assert neighbour_turnover(old, new) == pytest.approx(1 / 8)
-    assert math.isnan(neighbour_turnover(old[2:], new[2:]))
+    assert neighbor_turnover(old, new) == pytest.approx(1 / 8)
+    assert math.isnan(neighbor_turnover(old[2:], new[2:]))
 
 
 def test_turnover_meter():
@@ -84,8 +84,8 @@ def test_turnover_meter():
 def test_turnover_meter_watches_a_fixed_sample():
     meter = TurnoverMeter(1000, k=2, watched=10, seed=1)
     assert meter.last.shape == (10, 2)
-    neighbours = torch.arange(2000).view(1000, 2)
-    meter.update(torch.arange(1000), neighbours)
-    meter.update(torch.arange(1000), neighbours.flip(1))
+    neighbors = torch.arange(2000).view(1000, 2)
+    meter.update(torch.arange(1000), neighbors)
+    meter.update(torch.arange(1000), neighbors.flip(1))
     assert meter.compute() == 0
     assert torch.equal(meter.chosen, TurnoverMeter(1000, k=2, watched=10, seed=1).chosen)

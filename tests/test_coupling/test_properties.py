@@ -1,5 +1,5 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
-"""Bank, neighbours and contrast on whatever comes, against literal dense computations."""
+"""Bank, neighbors and contrast on whatever comes, against literal dense computations."""
 
 import math
 
@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fgc_mm.coupling import LabelSource, LayerCoupling, MemoryBank, contrast_loss
-from fgc_mm.coupling import nearest_neighbours as search
+from fgc_mm.coupling import nearest_neighbors as search
 
 quick = settings(max_examples=60, deadline=None, derandomize=True)
 NOT_FINITE = [math.nan, math.inf, -math.inf]
@@ -90,7 +90,7 @@ def test_bank(draw, size, width, batch, dtype, given_as, number, momentum, norma
     half=st.booleans(),
     exclude=st.booleans(),
 )
-def test_neighbours(draw, size, width, batch, backend, half, exclude):
+def test_neighbors(draw, size, width, batch, backend, half, exclude):
     if backend == 'faiss':
         pytest.importorskip('faiss')
     data = matrix(draw.draw(rows(whole, size, width)), width)
@@ -123,7 +123,7 @@ def test_neighbours(draw, size, width, batch, backend, half, exclude):
     backend=st.sampled_from(['torch', 'faiss']),
     given_as=st.sampled_from([torch.float32, torch.float16, torch.float64]),
 )
-def test_what_is_no_number_has_no_neighbours(draw, bad, backend, given_as):
+def test_what_is_no_number_has_no_neighbors(draw, bad, backend, given_as):
     queries = matrix(draw.draw(rows(whole, draw.draw(st.integers(1, 4)), 3)), 3, given_as)
     queries[draw.draw(st.integers(0, len(queries) - 1)), draw.draw(st.integers(0, 2))] = bad
     with pytest.raises(ValueError, match=f'1 of {len(queries)} queries contain NaN or Inf'):
@@ -208,7 +208,7 @@ def test_contrast_hides_nothing_that_is_not_finite(draw, bad, batch, form):
     form=st.sampled_from(['sum_log', 'mean_log', 'log_sum']),
 )
 def test_one_step_of_a_layer(draw, size, width, batch, source, form):
-    """Empty batches, batches of one, repeated instances, one class: neighbours, loss, banks."""
+    """Empty batches, batches of one, repeated instances, one class: neighbors, loss, banks."""
     numbers = st.integers(0, size - 1)
     indices = torch.tensor(
         draw.draw(st.lists(numbers, min_size=batch, max_size=batch)), dtype=torch.int64
@@ -222,7 +222,7 @@ def test_one_step_of_a_layer(draw, size, width, batch, source, form):
         n: b.data.clone() for n, b in (('f', coupling.feature_bank), ('g', coupling.gate_bank))
     }
     result = coupling.step(feature, logits, indices)
-    found = result.neighbours
+    found = result.neighbors
     assert found.shape == (batch, k)
     for own, near in zip(indices.tolist(), found.tolist(), strict=True):
         assert own not in near and len(set(near)) == k

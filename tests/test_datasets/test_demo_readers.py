@@ -165,4 +165,4 @@ def test_demo_configs_name_the_same_classes(kind):
         assert tuple(metainfo.classes) == DIGIT_CLASSES
     else:
         assert tuple(metainfo.classes) == SEG_CLASSES
-        assert [tuple(colour) for colour in metainfo.palette] == list(SEG_PALETTE)
+        assert [tuple(color) for color in metainfo.palette] == list(SEG_PALETTE)

@@ -232,10 +232,8 @@ def _saved(image, file_format):
 def _with_header(content, rng):
     """A PNG whose first chunk says something else, its checksum right."""
     width, height = (rng.choice([0, 1, 128, 200, 1 << 14, 1 << 31, 3]) for _ in range(2))
-    depth, colour = rng.choice([(8, 0), (16, 0), (1, 0), (8, 2), (8, 3), (8, 6), (3, 0), (8, 7)])
-    chunk = b'IHDR' + struct.pack(
-        '>IIBBBBB', width, height, depth, colour, 0, 0, rng.choice([0, 1])
-    )
+    depth, color = rng.choice([(8, 0), (16, 0), (1, 0), (8, 2), (8, 3), (8, 6), (3, 0), (8, 7)])
+    chunk = b'IHDR' + struct.pack('>IIBBBBB', width, height, depth, color, 0, 0, rng.choice([0, 1]))
     return content[:12] + chunk + struct.pack('>I', zlib.crc32(chunk)) + content[33:]
 
 

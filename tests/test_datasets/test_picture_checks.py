@@ -100,7 +100,7 @@ def test_a_label_map_is_named_too(jpeg, tmp_path):
     cv2.imwrite(str(label), np.zeros((40, 60), np.uint8))
     pipeline = TRANSFORMS.build(dict(type='mmseg.LoadAnnotations'))
 
-    class Labelled(Pictures):
+    class Labeled(Pictures):
         def load_data_list(self):
             return [
                 dict(
@@ -112,7 +112,7 @@ def test_a_label_map_is_named_too(jpeg, tmp_path):
                 )
             ]
 
-    dataset = Labelled([jpeg], [load, pipeline])
+    dataset = Labeled([jpeg], [load, pipeline])
     name_broken_pictures(dataset)
     assert dataset[0]['gt_seg_map'].shape == (40, 60)
     break_file(label, 'cut')

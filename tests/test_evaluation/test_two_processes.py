@@ -79,6 +79,6 @@ def test_epochs_count_the_images_of_all_ranks(results):
         assert rho == pytest.approx([0, 0.25, 0.5], abs=1e-5)
 
 
-def test_the_gradient_of_the_gate_losses_is_synchronised(results):
+def test_the_gradient_of_the_gate_losses_is_synchronized(results):
     first, second = results['ddp_0']['bias'], results['ddp_1']['bias']
     assert torch.equal(first, second) and (first != 0).float().mean() > 0.5

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn as nn
+from gate_collector import GateCollectorHook, openness
 from gate_tables import make_table
 from mmengine.model import BaseModel
 from mmengine.runner import Runner
 from mmengine.structures import BaseDataElement
 from torch.utils.data import Dataset
 
-from gate_collector import GateCollectorHook, openness
 from fgc_mm.analysis.gate_table import GateTable
 from fgc_mm.gates import find_gates
 from fgc_mm.nets import GatedResNet

@@ -8,10 +8,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from gate_tables import LAYERS, assert_labelled, make_table
+from gate_tables import LAYERS, assert_labeled, make_table
 from mmengine.config import Config
 from mmengine.config import utils as config_utils
-
 from runs import Run
 
 BENCHMARKS = Path(__file__).parents[2] / 'experiments'
@@ -167,7 +166,7 @@ def test_plot_joins_costs(modules, make_run, outcome_of):
     rows = modules.results_table.tradeoff_rows(done, 'accuracy/top1')
     assert [row.series for row in rows] == ['without FGC'] * 3 + ['with FGC'] * 3
     figure = modules.results.tradeoff_figure(rows, 'accuracy/top1', 'resnet20')
-    assert_labelled(figure, 1)
+    assert_labeled(figure, 1)
     xs = figure.axes[0].lines[0].get_xdata()
     assert list(xs) == [30, 50, 70]
 

@@ -273,7 +273,7 @@ def test_times_stand_beside_the_rest(results, tiny, monkeypatch):
     assert results(*args) == 0
 
     def measure(command, check):
-        rows = [dict(kind=kind, time_ratio=0.8, realised=None) for kind in ('static', 'sparse')]
+        rows = [dict(kind=kind, time_ratio=0.8, realized=None) for kind in ('static', 'sparse')]
         Path(command[-1]).write_text(json.dumps(dict(arguments={}, rows=rows)))
         measured.append(command[-3])
 

@@ -6,12 +6,12 @@ import json
 import re
 
 import pytest
-from sweep_points import ABLATIONS, Point, curves, grid, make_runs
-from gate_tables import assert_labelled
+from gate_tables import assert_labeled
+from hook_fields import set_fields
 from mmengine.config import Config
+from sweep_points import ABLATIONS, Point, curves, grid, make_runs
 
 import fgc_mm  # noqa: F401
-from hook_fields import set_fields
 from fgc_mm.analysis import style
 from fgc_mm.analysis.tradeoff import (
     collect,
@@ -216,7 +216,7 @@ def test_figure(done, tmp_path):
     saved = [container.lines[0].get_ydata().tolist() for container in lower.containers]
     assert saved == [[50.5, 52.5], [54.5, 56]]
     assert [container.lines[0].get_color() for container in upper.containers] == [*style.RUNS[:2]]
-    assert_labelled(figure, 2)
+    assert_labeled(figure, 2)
     paths = style.save(figure, tmp_path / 'sweep')
     assert [path.name for path in paths] == ['sweep.png', 'sweep.svg']
     assert all(path.stat().st_size > 5000 for path in paths)
@@ -226,7 +226,7 @@ def test_figure_of_a_tradeoff(done, tmp_path):
     metric, rows = collect(done)
     figure = tradeoff_figure(rows, metric)
     (axes,) = figure.axes
-    assert_labelled(figure, 1)
+    assert_labeled(figure, 1)
     assert axes.get_ylabel() == 'error/top1, %'
     looks = [(line.get_color(), line.get_marker()) for line in axes.lines]
     assert looks == list(zip(style.RUNS, style.MARKERS, strict=False))[:2]

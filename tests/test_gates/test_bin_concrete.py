@@ -143,7 +143,7 @@ def test_bad_values(kwargs, words):
 
 
 def test_norm_eval_keeps_the_statistics():
-    """In training it normalises with what it was loaded with; the rest still learns."""
+    """In training it normalizes with what it was loaded with; the rest still learns."""
     gate = make(norm_eval=True)
     gate.norm.running_mean.uniform_(-0.5, 0.5)
     before = gate.norm.running_mean.clone()

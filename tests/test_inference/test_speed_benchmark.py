@@ -30,7 +30,7 @@ def setting(**times):
             kind=kind.replace('_', ' '),
             time_ratio=ratio,
             macs_ratio=0.5 if kind in saves else 1.0,
-            realised=2 * (1 - ratio) if kind in saves else float('nan'),
+            realized=2 * (1 - ratio) if kind in saves else float('nan'),
         )
         for kind, ratio in dict(dense=1.0, **times).items()
     ]

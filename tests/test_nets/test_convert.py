@@ -200,10 +200,10 @@ def changed(weights, drop=(), **new):
 def bad_files():
     dense, gated = ForeignNet(3).state_dict(), ForeignNet(3, 16).state_dict()
     zero = torch.zeros(1)
-    yield dict(stem=zero), 'None of the known formats.*recognised 0 keys.*Its keys: stem'
+    yield dict(stem=zero), 'None of the known formats.*recognized 0 keys.*Its keys: stem'
     yield (
         {key: value for key, value in dense.items() if 'linear' not in key},
-        r'dense CIFAR.*recognised 114 keys, no key like linear',
+        r'dense CIFAR.*recognized 114 keys, no key like linear',
     )
     yield changed({f'backbone.{k}': v for k, v in dense.items()}), 'may need no conversion'
     yield (

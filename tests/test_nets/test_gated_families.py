@@ -239,7 +239,7 @@ def test_a_gated_backbone_keeps_its_gates_when_loaded_by_prefix(family, tmp_path
 
 
 @families
-def test_initialisation_leaves_the_gates_nearly_open(family):
+def test_initialization_leaves_the_gates_nearly_open(family):
     model = build(family, gate=dict(type='BinConcreteGate', bias_init=1.5))
     model.init_weights()
     for name, gate in find_gates(model).items():

@@ -16,7 +16,7 @@ def no_gates(names):
     return [name for name in names if 'gate' not in name]
 
 
-def randomise_statistics(model):
+def randomize_statistics(model):
     for name, value in model.state_dict().items():
         if name.endswith('running_mean'):
             value.uniform_(-0.2, 0.2)
@@ -26,7 +26,7 @@ def randomise_statistics(model):
 
 def compare(upstream, ours, x, training):
     """Outputs, statistics and gradients with all gates open."""
-    randomise_statistics(upstream)
+    randomize_statistics(upstream)
     result = ours.load_state_dict(upstream.state_dict(), strict=False)
     assert not result.unexpected_keys
     assert no_gates(result.missing_keys) == []
@@ -99,7 +99,7 @@ def test_takes_the_weights_of_mmdet(training, tmp_path):
     torch.manual_seed(0)
     options = dict(widen_factor=0.5, out_indices=(2, 4, 6))
     upstream = mmdet.models.backbones.MobileNetV2(**options)
-    randomise_statistics(upstream)
+    randomize_statistics(upstream)
     torch.save(dict(state_dict=upstream.state_dict()), tmp_path / 'mmdet.pth')
     ours = GatedMobileNetV2(
         init_cfg=dict(type='Pretrained', checkpoint=str(tmp_path / 'mmdet.pth')), **options

@@ -10,7 +10,7 @@ from fgc_mm.gates import find_gates, force_gates
 from fgc_mm.nets import GatedResNetCifar
 
 
-def randomise(model, seed=0):
+def randomize(model, seed=0):
     """Every parameter and statistic away from its initial value."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -86,7 +86,7 @@ class Reference:
 @pytest.mark.parametrize(('depth', 'blocks'), [(20, 3), (32, 5), (44, 7), (56, 9), (110, 18)])
 def test_open_gates_equal_the_dense_network(depth, blocks, training):
     model = GatedResNetCifar(depth, out_indices=(0, 1, 2)).train(training)
-    randomise(model)
+    randomize(model)
     x = torch.randn(3, 3, 16, 16)
     reference = Reference(
         {key: value for key, value in model.state_dict().items() if 'gate' not in key}, training
@@ -104,7 +104,7 @@ def test_open_gates_equal_the_dense_network(depth, blocks, training):
 
 def test_the_mask_stands_after_norm_and_relu_of_conv1():
     model = GatedResNetCifar(20)
-    randomise(model)
+    randomize(model)
     masks = {
         name.rpartition('.')[0]: (torch.rand(2, gate.channels) > 0.5).float()
         for name, gate in find_gates(model).items()
@@ -118,7 +118,7 @@ def test_the_mask_stands_after_norm_and_relu_of_conv1():
 
 def test_the_gates_decide_from_the_block_input():
     model = GatedResNetCifar(20).eval()
-    randomise(model)
+    randomize(model)
     x = torch.randn(4, 3, 16, 16)
     expected = Reference(model.state_dict(), False)(x, 3)[-1]
     with torch.no_grad():

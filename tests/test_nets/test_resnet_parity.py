@@ -59,7 +59,7 @@ MMPRETRAIN = {
 }
 
 
-def randomise(model):
+def randomize(model):
     """Values that make every layer count: no zero scale, no identity norm."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -93,7 +93,7 @@ def assert_same(upstream, ours, rename=None, in_channels=3):
     gates = find_gates(ours)
     names = [name for name in ours.state_dict() if not name.startswith(tuple(gates))]
     assert gates and names == [rename(name) for name in upstream.state_dict()]
-    ours.load_state_dict(randomise(upstream).state_dict(), strict=False)
+    ours.load_state_dict(randomize(upstream).state_dict(), strict=False)
     x = torch.randn(2, in_channels, 64, 64, generator=torch.Generator().manual_seed(0))
     with force_gates(ours, 1.0):
         for mode in (True, False):
@@ -158,7 +158,7 @@ def test_equals_mmpretrain(case):
 @pytest.mark.parametrize('depth', [18, 34, 50])
 def test_equals_torchvision(depth):
     torchvision = pytest.importorskip('torchvision')
-    theirs = randomise(getattr(torchvision.models, f'resnet{depth}')())
+    theirs = randomize(getattr(torchvision.models, f'resnet{depth}')())
     ours = GatedResNet(depth, out_indices=(3,))
     missing, unexpected = ours.load_state_dict(theirs.state_dict(), strict=False)
     assert unexpected == ['fc.weight', 'fc.bias']

@@ -1,5 +1,5 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
-"""Initialisation, and weights from elsewhere."""
+"""Initialization, and weights from elsewhere."""
 
 import logging
 
@@ -90,7 +90,7 @@ def test_from_scratch_as_upstream():
     )
 
 
-def test_the_whole_model_initialises_its_gates():
+def test_the_whole_model_initializes_its_gates():
     """Through a task model's init_weights, as the Runner does it."""
     mmpretrain = pytest.importorskip('mmpretrain.models')
     model = mmpretrain.ImageClassifier(

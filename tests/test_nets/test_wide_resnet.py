@@ -11,7 +11,7 @@ from fgc_mm.gates import find_gates, force_gates
 from fgc_mm.nets import GatedWideResNet
 
 
-def randomise(model, seed=0):
+def randomize(model, seed=0):
     """Every parameter and statistic away from its initial value."""
     generator = torch.Generator().manual_seed(seed)
     for module in model.modules():
@@ -61,7 +61,7 @@ def reference(weights, x, blocks, training, masks=None):
 @pytest.mark.parametrize(('depth', 'widen_factor'), [(10, 1), (16, 2), (28, 1.5)])
 def test_equals_the_literal_network(depth, widen_factor, training):
     model = GatedWideResNet(depth, widen_factor, out_indices=(0, 1, 2)).train(training)
-    randomise(model)
+    randomize(model)
     dense = {key: value for key, value in model.state_dict().items() if 'gate' not in key}
     masks = {
         name.rpartition('.')[0]: (torch.rand(3, gate.channels) > 0.5).float()

@@ -1,6 +1,5 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
 import pytest
-from fgc_mm.runtime.config_scopes import find_config
 from mmengine.config import Config
 from mmengine.registry import DATASETS, HOOKS, METRICS, MODELS
 
@@ -8,6 +7,7 @@ import fgc_mm  # noqa: F401
 from fgc_mm.__main__ import find_script
 from fgc_mm.errors import UsageError
 from fgc_mm.runtime.config_files import read_config
+from fgc_mm.runtime.config_scopes import find_config
 
 
 @pytest.mark.parametrize(

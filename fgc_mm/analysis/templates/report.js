@@ -3,7 +3,7 @@ const data = JSON.parse(document.getElementById('data').textContent);
 const tip = document.getElementById('tip');
 const layerSelect = document.getElementById('layer');
 const NS = 'http://www.w3.org/2000/svg';
-// Dark colours of the palettes, brighter on a dark page.
+// Dark colors of the palettes, brighter on a dark page.
 const BRIGHT = { '#332288': '#8c83e0', '#117733': '#3db36b', '#882255': '#d0609a', '#000000': '#bbbbbb', '#0072B2': '#3d9be0' };
 
 // ---------------------------------------------------------------- helpers
@@ -22,12 +22,12 @@ function svg(tag, attributes = {}, text) {
 }
 
 const isDark = () => document.documentElement.dataset.theme === 'dark';
-const shown = (colour) => (isDark() && BRIGHT[colour]) || colour;
-const runColour = (n) => shown(data.colours.runs[n % data.colours.runs.length]);
-// -1: no class, -2: all classes beyond those with a colour.
-const classColour = (n) => (n < 0 ? data.colours.other : shown(data.colours.classes[n % data.colours.classes.length]));
-// The second ten classes have the same colours, hollow.
-const isHollow = (n) => n === -1 || Math.floor(n / data.colours.classes.length) === 1;
+const shown = (color) => (isDark() && BRIGHT[color]) || color;
+const runColor = (n) => shown(data.colors.runs[n % data.colors.runs.length]);
+// -1: no class, -2: all classes beyond those with a color.
+const classColor = (n) => (n < 0 ? data.colors.other : shown(data.colors.classes[n % data.colors.classes.length]));
+// The second ten classes have the same colors, hollow.
+const isHollow = (n) => n === -1 || Math.floor(n / data.colors.classes.length) === 1;
 const number = (x) => (x === null || x === undefined ? 'unknown' : Number(x.toPrecision(4)).toString());
 
 function card(title, ...children) {
@@ -60,15 +60,15 @@ function describe(run, picture) {
 }
 
 function legend(items) {
-  return el('div', { class: 'legend' }, ...items.map(([name, colour, hollow, dash]) => {
+  return el('div', { class: 'legend' }, ...items.map(([name, color, hollow, dash]) => {
     if (dash !== undefined) {
       const line = svg('svg', { viewBox: '0 0 28 8', class: 'line' });
-      line.append(svg('path', { d: 'M0,4H28', stroke: colour, 'stroke-width': 2, 'stroke-dasharray': dash }));
+      line.append(svg('path', { d: 'M0,4H28', stroke: color, 'stroke-width': 2, 'stroke-dasharray': dash }));
       return el('span', {}, line, name);
     }
     const mark = el('b');
-    mark.style.background = hollow ? 'none' : colour;
-    mark.style.border = `2px solid ${colour}`;
+    mark.style.background = hollow ? 'none' : color;
+    mark.style.border = `2px solid ${color}`;
     return el('span', {}, mark, name);
   }));
 }
@@ -138,13 +138,13 @@ function lineChart(series, options) {
   for (const s of series) {
     const points = s.points.filter((p) => p[1] !== null);
     const path = points.map(([a, b], n) => `${n ? 'L' : 'M'}${made.px(a).toFixed(1)},${made.py(b).toFixed(1)}`).join('');
-    made.root.append(svg('path', { d: path, fill: 'none', stroke: s.colour, 'stroke-width': s.bold ? 2.4 : 1.3, 'stroke-dasharray': s.dash || 'none' }));
+    made.root.append(svg('path', { d: path, fill: 'none', stroke: s.color, 'stroke-width': s.bold ? 2.4 : 1.3, 'stroke-dasharray': s.dash || 'none' }));
     points.forEach(([a, b], n) => {
       if (!options.dots && points.length > 1) return;
       const star = s.stars && s.stars[n];
       made.root.append(star
-        ? svg('text', { x: made.px(a), y: made.py(b) + 6, 'text-anchor': 'middle', style: `fill:${s.colour};font-size:18px` }, '★')
-        : svg('circle', { cx: made.px(a), cy: made.py(b), r: 3, fill: s.colour }));
+        ? svg('text', { x: made.px(a), y: made.py(b) + 6, 'text-anchor': 'middle', style: `fill:${s.color};font-size:18px` }, '★')
+        : svg('circle', { cx: made.px(a), cy: made.py(b), r: 3, fill: s.color }));
     });
   }
   hover(made.root, (event) => {
@@ -163,10 +163,10 @@ function lineChart(series, options) {
   return made.root;
 }
 
-function scatter(points, colours, options, about, hollow = () => false) {
+function scatter(points, colors, options, about, hollow = () => false) {
   const made = frame({ x: padded(extent(points.map((p) => p[0]))), y: padded(extent(points.map((p) => p[1]))), ...options });
   points.forEach((point, n) => {
-    const dot = svg('circle', { cx: made.px(point[0]).toFixed(1), cy: made.py(point[1]).toFixed(1), r: 3.2, fill: colours(n), 'fill-opacity': hollow(n) ? 0.1 : 0.8, stroke: hollow(n) ? colours(n) : 'none' });
+    const dot = svg('circle', { cx: made.px(point[0]).toFixed(1), cy: made.py(point[1]).toFixed(1), r: 3.2, fill: colors(n), 'fill-opacity': hollow(n) ? 0.1 : 0.8, stroke: hollow(n) ? colors(n) : 'none' });
     dot.dataset.n = n;
     made.root.append(dot);
   });
@@ -181,7 +181,7 @@ function histogram(values, options) {
   const made = frame({ x: [low, high], y: [0, Math.max(...bins)], ...options });
   const edge = (n) => low + (high - low) * n / count;
   bins.forEach((size, n) => {
-    const bar = svg('rect', { x: made.px(edge(n)) + 0.5, width: Math.max(1, made.px(edge(n + 1)) - made.px(edge(n)) - 1), y: made.py(size), height: made.bottom - made.py(size), fill: options.colour });
+    const bar = svg('rect', { x: made.px(edge(n)) + 0.5, width: Math.max(1, made.px(edge(n + 1)) - made.px(edge(n)) - 1), y: made.py(size), height: made.bottom - made.py(size), fill: options.color });
     hover(bar, () => `${number(edge(n))} to ${number(edge(n + 1))}: ${size} pictures`);
     made.root.append(bar);
   });
@@ -200,7 +200,7 @@ function heatmap(rows, names, { width, scale, low, high, below, across, about, h
   canvas.style.height = `${height}px`;
   const context = canvas.getContext('2d');
   rows.forEach((row, r) => row.forEach((value, c) => {
-    if (value === null) return; // hatched, as no colour could say it
+    if (value === null) return; // hatched, as no color could say it
     context.fillStyle = scale[Math.round((value - low) / (high - low) * (scale.length - 1))];
     context.fillRect(c, r, 1, 1);
   }));
@@ -226,8 +226,8 @@ const sections = {
     if (!run.cost) return card(run.name, without(run, 'no gates'));
     const { macs, objects } = run.cost, unit = 'executed MACs of the backbone, 10⁹';
     const pictures = (list) => el('div', { class: 'row' }, ...list.map((p) => gallery(run, p, macs[p].toPrecision(4))));
-    const plots = [plot((width) => histogram(macs, { width, xlabel: unit, ylabel: 'pictures', whole: 'y', colour: runColour(n) }))];
-    if (objects) plots.push(plot((width) => scatter(objects.map((o, p) => [o, macs[p]]), () => runColour(n), { width, xlabel: run.cost.objects_name, ylabel: 'MACs, 10⁹', whole: 'x' }, (p) => describe(run, p))));
+    const plots = [plot((width) => histogram(macs, { width, xlabel: unit, ylabel: 'pictures', whole: 'y', color: runColor(n) }))];
+    if (objects) plots.push(plot((width) => scatter(objects.map((o, p) => [o, macs[p]]), () => runColor(n), { width, xlabel: run.cost.objects_name, ylabel: 'MACs, 10⁹', whole: 'x' }, (p) => describe(run, p))));
     const mean = macs.reduce((a, b) => a + b, 0) / macs.length;
     const rho = run.cost.correlation === null ? '' : `, Spearman's rank correlation with ${run.cost.objects_name} ${number(run.cost.correlation)}`;
     return card(run.name, el('p', { class: 'hint' }, `${macs.length} of ${run.of} pictures of the ${run.split} split, ${run.checkpoint}: mean ${number(mean)} of ${number(run.cost.dense)} · 10⁹ MACs without gates${rho}`),
@@ -236,14 +236,14 @@ const sections = {
   embedding: (run, n, layer) => {
     const found = run.embedding && run.embedding[layer];
     if (!found) return card(run.name, without(run, `no layer ${layer}`));
-    const draw = (kind, title) => el('div', {}, el('h3', {}, title), plot((width) => scatter(found[kind], (p) => classColour(run.groups[p]), { width, xlabel: 'UMAP 1', ylabel: 'UMAP 2', height: Math.min(340, width), label: title }, (p) => describe(run, p), (p) => isHollow(run.groups[p]))));
-    return card(run.name, el('div', { class: 'pair' }, draw('feature', 'features'), draw('gate', 'gates')), legend(run.group_names.map(([c, name]) => [name, classColour(c), isHollow(c)])));
+    const draw = (kind, title) => el('div', {}, el('h3', {}, title), plot((width) => scatter(found[kind], (p) => classColor(run.groups[p]), { width, xlabel: 'UMAP 1', ylabel: 'UMAP 2', height: Math.min(340, width), label: title }, (p) => describe(run, p), (p) => isHollow(run.groups[p]))));
+    return card(run.name, el('div', { class: 'pair' }, draw('feature', 'features'), draw('gate', 'gates')), legend(run.group_names.map(([c, name]) => [name, classColor(c), isHollow(c)])));
   },
   frequency: (run, n, layer) => {
     const found = run.frequency && run.frequency[layer];
     if (!found) return card(run.name, without(run, `no layer ${layer}`));
     const names = found.classes.map((c) => run.classes[c]), height = Math.max(90, 15 * names.length);
-    const { sequential, diverging } = data.colours;
+    const { sequential, diverging } = data.colors;
     return card(`${run.name}: ${number(100 * found.open)} % open`,
       plot((width) => heatmap(found.values, names, { width, scale: sequential, low: 0, high: 1, height, below: 'channels, most often open first', text: 'execution frequency', unknown: 'no picture',
         about: (r, c, value) => `${names[r]}, channel ${found.channels[c]}\nopen for ${value === null ? 'no picture there' : `${number(100 * value)} % (all: ${number(100 * found.overall[c])} %)`}` })),
@@ -251,8 +251,8 @@ const sections = {
       plot((width) => heatmap(found.similarity, names, { width, scale: diverging, low: -1, high: 1, height, below: 'class by class', across: true, text: 'cosine', unknown: 'no pattern',
         about: (r, c, value) => `${names[r]} and ${names[c]}: ${number(value)}` })));
   },
-  neighbours: (run, n, layer) => {
-    const found = run.neighbours && run.neighbours[layer];
+  neighbors: (run, n, layer) => {
+    const found = run.neighbors && run.neighbors[layer];
     if (!found) return card(run.name, without(run, `no layer ${layer}`));
     return card(run.name, ...found.map(({ query, hits }) => el('div', { class: 'row' }, gallery(run, query, 'query', 'query'), ...hits.map(([p, s]) => gallery(run, p, s)))));
   },
@@ -269,12 +269,12 @@ function alignment() {
   const layers = [...new Set(rows.map((row) => row.layer))];
   const runs = data.runs.map((run) => run.name).filter((name) => rows.some((row) => row.run === name));
   if (!rows.length) return [el('p', { class: 'hint' }, 'There are no gates to show.')];
-  const colours = new Map(data.runs.map((run, n) => [run.name, runColour(n)]));
-  const names = legend(runs.map((name) => [name, colours.get(name)]));
+  const colors = new Map(data.runs.map((run, n) => [run.name, runColor(n)]));
+  const names = legend(runs.map((name) => [name, colors.get(name)]));
   return Object.entries(panels).map(([column, title]) => {
     const series = runs.map((name) => {
       const own = rows.filter((row) => row.run === name);
-      return { name, colour: colours.get(name), points: own.map((row) => [layers.indexOf(row.layer), row[column]]), stars: own.map((row) => row.coupled) };
+      return { name, color: colors.get(name), points: own.map((row) => [layers.indexOf(row.layer), row[column]]), stars: own.map((row) => row.coupled) };
     });
     const label = column === 'overlap' ? `${title} @ ${k}` : title;
     return card(label, plot((width) => lineChart(series, { width, names: layers, xlabel: 'layer', ylabel: '0 to 1', y: [0, 1], dots: true, label, x: [0, Math.max(1, layers.length - 1)] })), names.cloneNode(true));
@@ -294,14 +294,14 @@ function training() {
     const look = (name) => dashes[(several ? kinds.indexOf(name) : Math.floor(kinds.indexOf(name) / 10)) % dashes.length];
     const series = data.runs.flatMap((run, n) => curves[n].map((curve) => ({
       name: several ? `${run.name}: ${curve.name}` : curve.name,
-      colour: several ? runColour(n) : classColour(kinds.indexOf(curve.name) % 10),
+      color: several ? runColor(n) : classColor(kinds.indexOf(curve.name) % 10),
       dash: look(curve.name),
       bold: curve.name === 'loss' || curve.name === 'all gates',
       points: curve.points,
     })));
     const chart = plot((width) => lineChart(series, { width, xlabel: 'iteration', ylabel: data.units[title], label: title }));
-    if (!several) return card(title, chart, legend(series.map((s) => [s.name, s.colour, false, s.dash])));
-    const runs = data.runs.map((run, n) => [run.name, runColour(n)]).filter((_, n) => curves[n].length);
+    if (!several) return card(title, chart, legend(series.map((s) => [s.name, s.color, false, s.dash])));
+    const runs = data.runs.map((run, n) => [run.name, runColor(n)]).filter((_, n) => curves[n].length);
     const lines = kinds.length > 1 ? [legend(kinds.map((name) => [name, 'currentColor', false, look(name)]))] : [];
     return card(title, chart, legend(runs), ...lines);
   });
@@ -312,7 +312,7 @@ function draw(changed) {
   for (const node of document.querySelectorAll('.chosen')) node.textContent = layer;
   for (const holder of document.querySelectorAll('[data-chart]')) {
     const kind = holder.dataset.chart;
-    if (changed === 'layer' && !['embedding', 'frequency', 'neighbours'].includes(kind)) continue;
+    if (changed === 'layer' && !['embedding', 'frequency', 'neighbors'].includes(kind)) continue;
     const cards = kind === 'alignment' ? alignment() : kind === 'training' ? training() : data.runs.map((run, n) => sections[kind](run, n, layer));
     holder.replaceChildren(...cards);
     fit(holder);

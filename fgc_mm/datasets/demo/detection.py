@@ -28,7 +28,7 @@ def is_truncated(digit: DrawnDigit) -> bool:
 
 
 def is_difficult(digit: DrawnDigit) -> bool:
-    """Whether hardly any contrast or too little of the digit is left to recognise it."""
+    """Whether hardly any contrast or too little of the digit is left to recognize it."""
     return digit.contrast < 32 or digit.visible < 0.6
 
 

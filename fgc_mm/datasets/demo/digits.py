@@ -108,7 +108,7 @@ def draw_digit(
     )
     # Unsharp masking opens the loops that eight pixels have nearly closed; then the
     # edge, as wide as a source pixel, is steepened to about two pixels of the drawing.
-    # Within the stroke some of the grey remains, as the pressure of the pen.
+    # Within the stroke some of the gray remains, as the pressure of the pen.
     smooth = cv2.GaussianBlur(warped, (0, 0), 0.35 * scale)
     sharp = smooth + 3.0 * (smooth - cv2.GaussianBlur(smooth, (0, 0), 1.2 * scale))
     stroke = np.clip(0.5 + max(0.8, 0.4 * scale) * (sharp - 0.65), 0.0, 1.0)

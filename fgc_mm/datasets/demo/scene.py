@@ -23,7 +23,7 @@ class DrawnDigit:
         label (int): 0 to 9.
         ink (np.ndarray): H x W of the scene, 0 to 1, how much ink covers a pixel.
         visible (float): Share of the digit's ink inside the picture.
-        contrast (float): Mean difference of ink and surrounding, in grey levels.
+        contrast (float): Mean difference of ink and surrounding, in gray levels.
     """
 
     index: int
@@ -60,7 +60,7 @@ class SceneStyle:
     Attributes:
         size (int): Height and width of the picture.
         digit_size (tuple[float, float]): Range of the digits' heights.
-        contrast (tuple[float, float]): Range of ink contrast in grey levels.
+        contrast (tuple[float, float]): Range of ink contrast in gray levels.
         faint (float): Share of digits drawn with hardly any contrast.
         cut (float): Share of digits that the border of the picture cuts.
         margin (int): Pixels kept free around the ink of every digit.
@@ -75,7 +75,7 @@ class SceneStyle:
 
 
 def draw_background(rng: np.random.Generator, size: int) -> np.ndarray:
-    """Two colours mixed by cloudy or striped texture, and fine grain.
+    """Two colors mixed by cloudy or striped texture, and fine grain.
 
     Returns:
         np.ndarray: size x size x 3, RGB, float32 in 0 to 255.
@@ -145,9 +145,9 @@ class _Canvas:
         local, picture = ink[near], self.image[near]
         self.taken[near] |= _grow(local, style.margin) > 0.1
         around = (_grow(local, 4) > 0.1) & (local < 0.05)
-        colour = self._ink_colour(picture[around].mean(axis=0), faint)
+        color = self._ink_color(picture[around].mean(axis=0), faint)
         grain = 4 * rng.standard_normal((*local.shape, 1), np.float32)
-        picture += (np.clip(colour + grain, 0, 255) - picture) * local[..., None]
+        picture += (np.clip(color + grain, 0, 255) - picture) * local[..., None]
         difference = picture[local >= 0.5].mean(axis=0) - picture[around].mean(axis=0)
         contrast = float(np.sqrt(np.mean(difference**2)))
         label = int(source.labels[index])
@@ -188,7 +188,7 @@ class _Canvas:
                 return True
         return False
 
-    def _ink_colour(self, beneath: np.ndarray, faint: bool) -> np.ndarray:
+    def _ink_color(self, beneath: np.ndarray, faint: bool) -> np.ndarray:
         rng, level = self.rng, float(beneath @ _LUMINANCE)
         if faint:
             return beneath + rng.uniform(14, 22) * (1 if level < 128 else -1)

@@ -41,11 +41,11 @@ def label_map(scene: Scene) -> np.ndarray:
         np.ndarray: H x W, uint8.
     """
     labels = np.zeros(scene.image.shape[:2], np.uint8)
-    neighbours = np.ones((3, 3), np.uint8)
+    neighbors = np.ones((3, 3), np.uint8)
     for digit in scene.digits:
         ink = (digit.ink >= 0.5).astype(np.uint8)
-        labels[cv2.dilate(ink, neighbours) > 0] = IGNORED
-        labels[cv2.erode(ink, neighbours) > 0] = digit.label + 1
+        labels[cv2.dilate(ink, neighbors) > 0] = IGNORED
+        labels[cv2.erode(ink, neighbors) > 0] = digit.label + 1
     return labels
 
 

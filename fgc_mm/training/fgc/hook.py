@@ -34,7 +34,7 @@ class FGCHook(GateLossHook):
     """Adds ``loss_fgc = eta * sum of L_g over the coupled gates``, the loss of
     "Self-supervised Feature-Gate Coupling for Dynamic Network Pruning".
 
-    Every gate of a chosen block is coupled: instances that are neighbours in its
+    Every gate of a chosen block is coupled: instances that are neighbors in its
     feature space are drawn together in its gate space, see
     :class:`~fgc_mm.coupling.LayerCoupling`. The hook numbers the instances of the
     training set by itself (:func:`~fgc_mm.datasets.install_instance_index`), in
@@ -47,8 +47,8 @@ class FGCHook(GateLossHook):
     layer set or width. ``load_from`` and testing take weights only.
 
     Logged with the losses: ``fgc/turnover``, the share of an instance's
-    neighbours that changed since it was last seen, and ``fgc/overlap``, the share
-    of the feature-space neighbours that are also gate-space neighbours (both in
+    neighbors that changed since it was last seen, and ``fgc/overlap``, the share
+    of the feature-space neighbors that are also gate-space neighbors (both in
     the banks), which is what the coupling is for; both again per gate in the
     visualizer's backends.
 
@@ -56,7 +56,7 @@ class FGCHook(GateLossHook):
         layers (str | int | Sequence): The coupled blocks: ``'last_stage'``,
             ``'all'``, names of stages or blocks, or indices (-1 the last gated
             block). Defaults to 'last_stage'.
-        k (int): Neighbours. Defaults to 200.
+        k (int): Neighbors. Defaults to 200.
         eta (float | dict): Weight of the loss, a number or a schedule in
             epochs, such as ``dict(start='budget', value=0.03)``: from when the
             target of :class:`BudgetHook` is reached. It belongs to a ``form``
@@ -69,16 +69,16 @@ class FGCHook(GateLossHook):
             Defaults to 'mean_log'.
         space (str): What is contrasted, ``'logits'`` or ``'probs'`` of the
             gates. Defaults to 'logits'.
-        source (str): Where neighbours come from, ``'feature'``, ``'gate'`` or
+        source (str): Where neighbors come from, ``'feature'``, ``'gate'`` or
             ``'label'`` (random instances of the same class).
             Defaults to 'feature'.
-        shared (bool): Whether all gates use the neighbours of the last one.
+        shared (bool): Whether all gates use the neighbors of the last one.
             Defaults to False.
         warmup_epochs (float): How long an instance is its own only positive.
             Defaults to 0.
         include_self (bool, optional): Whether an instance is one of its own
             positives. Defaults to None: for ``'log_sum'`` only.
-        normalize_feature (bool): Whether features are normalised before they
+        normalize_feature (bool): Whether features are normalized before they
             enter their bank. Defaults to True.
         backend (str): Search back end, ``'auto'``, ``'torch'`` or ``'faiss'``.
             Defaults to 'auto'.
@@ -134,7 +134,7 @@ class FGCHook(GateLossHook):
     ) -> None:
         super().__init__(log_interval)
         if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-            raise ValueError(f'FGCHook: k={k!r} must be a whole number of neighbours, at least 1')
+            raise ValueError(f'FGCHook: k={k!r} must be a whole number of neighbors, at least 1')
         if not warmup_epochs >= 0:
             raise ValueError(f'FGCHook: warmup_epochs={warmup_epochs!r} must be 0 or more')
         rest = dict(layers=layers, approximate=approximate, num_instances=num_instances, seed=seed)
@@ -356,15 +356,15 @@ class FGCHook(GateLossHook):
             assert record is not None
             feature, logits = batch.layers[name].feature[own], record.logits.detach()
             result = self.couplings[name].loss(
-                feature, logits.requires_grad_(), indices, neighbours=shared, warmup=warmup
+                feature, logits.requires_grad_(), indices, neighbors=shared, warmup=warmup
             )
             return result, torch.autograd.grad(result.loss, logits)[0]
 
-        # From the last to the first: the last one's neighbours may be shared.
+        # From the last to the first: the last one's neighbors may be shared.
         names = list(reversed(self.couplings))
         if self.shared:
             first = couple(names[0])
-            done = [first, *(couple(name, first[0].neighbours) for name in names[1:])]
+            done = [first, *(couple(name, first[0].neighbors) for name in names[1:])]
         else:
             done = map_layers(couple, names, batch.indices.device)
         losses = [
@@ -372,25 +372,25 @@ class FGCHook(GateLossHook):
             for name, (result, gradient) in zip(names, done, strict=True)
         ]
         results = [result for result, _ in done]
-        neighbours = {
-            name: result.neighbours
+        neighbors = {
+            name: result.neighbors
             for name, result in zip(names, results, strict=True)
-            if result.neighbours is not None and name in self.meters
+            if result.neighbors is not None and name in self.meters
         }
-        if neighbours:
-            self._note_turnover(neighbours, batch)
+        if neighbors:
+            self._note_turnover(neighbors, batch)
         return torch.stack(losses).sum()
 
-    def _note_turnover(self, neighbours: dict[str, Tensor], batch: Batch) -> None:
+    def _note_turnover(self, neighbors: dict[str, Tensor], batch: Batch) -> None:
         """Tell the meters, on all ranks alike, about the watched instances."""
         watched = torch.isin(batch.indices.cpu(), next(iter(self.meters.values())).chosen)
         if not bool(watched.any()):
             return
         mine = watched[batch.own].to(batch.indices.device)
         counts = [int(part.sum()) for part in watched.split(batch.counts)]
-        rows = torch.cat([found[mine] for found in neighbours.values()], dim=1)
+        rows = torch.cat([found[mine] for found in neighbors.values()], dim=1)
         pieces = gather_rows(rows, counts).split(self.settings['k'], dim=1)
-        for name, piece in zip(neighbours, pieces, strict=True):
+        for name, piece in zip(neighbors, pieces, strict=True):
             self.meters[name].update(batch.indices.cpu()[watched], piece)
 
 

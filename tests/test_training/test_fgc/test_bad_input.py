@@ -33,7 +33,7 @@ def test_wrong_settings_are_refused_when_the_hook_is_built():
 @pytest.mark.parametrize(
     ('hook', 'changes', 'message'),
     [
-        (dict(k=40), {}, 'k=40 neighbours: among N=40 .* choose k from 1 to 39'),
+        (dict(k=40), {}, 'k=40 neighbors: among N=40 .* choose k from 1 to 39'),
         (dict(layers=['layer7']), {}, "layers: 'layer7' names no block; choose from .*'layer3.2'"),
         (
             dict(layers=['layer1.0']),

@@ -73,7 +73,7 @@ def test_sources_and_spaces(train):
 
 def test_label_source(train):
     _, watch = train({**FGC, 'source': 'label', 'k': 9}, max_epochs=1)
-    # Ten pictures of each class, so its nine others are the neighbours.
+    # Ten pictures of each class, so its nine others are the neighbors.
     labels = torch.arange(40) // 10
     for name, coupling in watch.hook.couplings.items():
         assert coupling.label_source.labels.tolist() == labels.tolist()
@@ -214,7 +214,7 @@ def test_overlap_and_turnover_are_logged(train):
     assert logged == pytest.approx(np.mean(overlaps), abs=0.01)
 
     last = {}
-    for step, chosen in enumerate(watch.neighbours):
+    for step, chosen in enumerate(watch.neighbors):
         changed = []
         for name, near in chosen.items():
             for i, row in zip(watch.batches[step]['indices'].tolist(), near.tolist(), strict=True):

@@ -65,7 +65,7 @@ def default_queries(table: GateTable, count: int = 5) -> list[int]:
     return spread_out(first, count)
 
 
-def neighbours_figure(
+def neighbors_figure(
     table: GateTable, layer: str, queries: Sequence[int], pictures: Thumbnails, **options: Any
 ) -> Figure:
     """A row for each query: itself, then pictures from most to least similar.
@@ -131,7 +131,7 @@ def decimals(rows: Sequence[Sequence[float]]) -> int:
     return 6
 
 
-def analyze_neighbours(
+def analyze_neighbors(
     table: GateTable,
     layers: Sequence[str],
     pictures: Thumbnails,
@@ -139,7 +139,7 @@ def analyze_neighbours(
     queries: Optional[Sequence[int]] = None,
     space: str = 'logits',
 ) -> list[Path]:
-    """Write ``neighbours.csv`` with whole rankings, and a gallery for each layer.
+    """Write ``neighbors.csv`` with whole rankings, and a gallery for each layer.
 
     Args:
         table (GateTable): The gates.
@@ -160,9 +160,9 @@ def analyze_neighbours(
         for query in queries
         for row in ranking(table, layer, query, space)
     ]
-    written = [write_csv(rows, out_dir / 'neighbours.csv')]
+    written = [write_csv(rows, out_dir / 'neighbors.csv')]
     for layer in layers:
-        figure = neighbours_figure(table, layer, queries, pictures, space=space)
-        stem = f'neighbours_{short_name(layer, table.layers)}'
+        figure = neighbors_figure(table, layer, queries, pictures, space=space)
+        stem = f'neighbors_{short_name(layer, table.layers)}'
         written += style.save(figure, out_dir / stem)
     return written
