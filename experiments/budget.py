@@ -33,7 +33,7 @@ from sweep_points import Point, make_runs
 
 import fgc_mm  # noqa: F401  registers gates, backbones and hooks
 from fgc_mm.analysis import style
-from fgc_mm.analysis.tradeoff import ACCURACIES, RATIO, metric_label, task_metric
+from fgc_mm.analysis.tradeoff import RATIO, metric_label, task_metric
 
 PROJECT = Path(__file__).parents[1]
 TOOLS = PROJECT / 'tools'
@@ -118,7 +118,7 @@ def results_of(runs: Sequence[Run], metric: Optional[str]) -> tuple[str, list[Re
     tests = {id(run): run.metrics() for run in runs if run.figures.is_file()}
     if not tests:
         return '', []
-    name = task_metric(tests.values(), metric, ACCURACIES)
+    name = task_metric(tests.values(), metric, rising=True)
     return name, [
         Result(
             run=run,

@@ -50,7 +50,7 @@ from runs import Run, add_run_arguments, print_commands
 
 import fgc_mm  # noqa: F401  registers gates, backbones and hooks
 from fgc_mm.analysis import style
-from fgc_mm.analysis.tradeoff import ACCURACIES, tradeoff_figure
+from fgc_mm.analysis.tradeoff import tradeoff_figure
 from fgc_mm.errors import UsageError
 from fgc_mm.runtime.config_files import read_config
 
@@ -223,7 +223,7 @@ def write(plan: Plan, folder: Path, kept: Kept) -> None:
             counts = ' and '.join(map(str, sorted(threads)))
             print(f'{name}: runs had {counts} threads, which round differently: see --jobs')
         curves = [*done.get('rows', []), *done.get('tradeoff', [])]
-        metric = ACCURACIES[0] if task.metric.startswith('error') else task.metric
+        metric = task.metric.replace('error/', 'accuracy/')
         rows = tradeoff_rows(curves, metric)
         if len(rows) > 2:
             style.save(tradeoff_figure(rows, metric, name), folder / f'tradeoff_{name}')

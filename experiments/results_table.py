@@ -14,7 +14,7 @@ from runs import Run
 
 from fgc_mm.analysis.alignment import PANELS, align
 from fgc_mm.analysis.gather import gather
-from fgc_mm.analysis.tradeoff import RATIO, Row
+from fgc_mm.analysis.tradeoff import RATIO, Row, metric_unit
 from fgc_mm.errors import UsageError
 from fgc_mm.evaluation.summary import dump
 from fgc_mm.runtime.config_files import read_config
@@ -94,7 +94,7 @@ def table(
         measured (Sequence[dict], optional): Where that row's runs are. Defaults to
             None: among ``done``.
     """
-    k, digits = task.neighbors, 3 if task.metric.endswith('mAP') else 2
+    k, digits = task.neighbors, 3 if metric_unit(task.metric) == '0 to 1' else 2
     if versus is None:
         versus = {way.label: way.versus for way in WAYS.values()}
     head = [

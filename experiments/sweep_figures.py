@@ -12,7 +12,6 @@ from runs import Run
 
 from fgc_mm.analysis import style
 from fgc_mm.analysis.tradeoff import (
-    METRICS,
     RATIO,
     Row,
     metric_label,
@@ -23,7 +22,7 @@ from fgc_mm.errors import UsageError
 
 
 def collect(
-    runs: Sequence[Run], metric: Optional[str] = None, order: Sequence[str] = METRICS
+    runs: Sequence[Run], metric: Optional[str] = None, rising: bool = False
 ) -> tuple[str, list[Row]]:
     """Read the figures of the runs that are done.
 
@@ -31,7 +30,7 @@ def collect(
         runs (Sequence[Run]): All runs.
         metric (str, optional): Name of the metric as in ``figures.json``.
             Defaults to None: the task's.
-        order (Sequence[str]): See :func:`task_metric`.
+        rising (bool): See :func:`task_metric`. Defaults to False.
 
     Returns:
         tuple: Name of the metric, and a row for each point.
@@ -42,7 +41,7 @@ def collect(
     figures = {id(run): run.metrics() for run in runs if run.figures.is_file()}
     if not figures:
         raise UsageError('no run has its figures.json yet')
-    name = task_metric(figures.values(), metric, order)
+    name = task_metric(figures.values(), metric, rising)
     rows: dict[str, Row] = {}
     for run in runs:
         row = rows.setdefault(run.label, Row(run.label, run.series, [], []))

@@ -21,7 +21,6 @@ import fgc_mm  # noqa: F401  registers gates, backbones and hooks
 from fgc_mm.analysis import style
 from fgc_mm.analysis.figures_file import read_figures, read_settings
 from fgc_mm.analysis.tradeoff import (
-    ACCURACIES,
     RATIO,
     Row,
     task_metric,
@@ -99,7 +98,7 @@ def collected(args: argparse.Namespace) -> tuple[str, list[Row]]:
         figures = read_figures(Path(path))
         labels = [', '.join(filter(None, [path, s])) for s in read_settings(Path(path))]
         tests += [(curve, *test) for test in zip(labels, figures, strict=True)]
-    name = task_metric([metrics for *_, metrics in tests], args.metric, ACCURACIES)
+    name = task_metric([metrics for *_, metrics in tests], args.metric, rising=True)
     rows = [Row(f'{curve}, {label}', curve, [m[name]], [m[RATIO]]) for curve, label, m in tests]
     return name, rows
 
@@ -119,7 +118,7 @@ def main() -> None:
                 print_commands(runs)
                 return
             failed = 0 if args.report else execute_all(runs)
-            metric, rows = collect(runs, args.metric, ACCURACIES)
+            metric, rows = collect(runs, args.metric, rising=True)
     except ValueError as error:
         raise UsageError(str(error)) from error
     work_dir.mkdir(parents=True, exist_ok=True)

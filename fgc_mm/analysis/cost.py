@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from ..tasks import task_named
 from . import style
 from .gate_table import GateTable
 from .optional_packages import need
@@ -53,7 +54,8 @@ def cost_figure(table: GateTable, pictures: Thumbnails, extremes: int = 6) -> Fi
     rows = cost_rows(table)
     macs = np.array([row['executed_G'] for row in rows])
     dense = float(np.mean([row['dense_G'] for row in rows]))
-    with_objects = table.info.get('task') != 'classification'
+    task = task_named(table.info.get('task'))
+    with_objects = not task.one_class
     count = min(extremes, len(rows))
     with style.style():
         figure = style.new_figure(8.5, 5.6)
@@ -69,7 +71,7 @@ def cost_figure(table: GateTable, pictures: Thumbnails, extremes: int = 6) -> Fi
             objects = np.array([row['objects'] for row in rows])
             jitter = np.random.default_rng(0).uniform(-0.15, 0.15, len(objects))
             plots[1].scatter(objects + jitter, macs, s=9, alpha=0.6, color=style.RUNS[0])
-            plots[1].set_xlabel(objects_name(table))
+            plots[1].set_xlabel(task.objects_name)
             plots[1].xaxis.set_major_locator(MaxNLocator(integer=True))
             plots[1].set_ylabel('executed MACs, 10⁹')
             plots[1].set_title(f"Spearman's rank correlation {rank_correlation(objects, macs):.2f}")
@@ -85,11 +87,6 @@ def cost_figure(table: GateTable, pictures: Thumbnails, extremes: int = 6) -> Fi
                 -0.12, 0.5, name, rotation=90, ha='right', va='center', transform=line[0].transAxes
             )
     return figure
-
-
-def objects_name(table: GateTable) -> str:
-    """What :attr:`GateTable.objects` counts."""
-    return 'classes in the picture' if table.info['task'] == 'segmentation' else 'objects'
 
 
 def analyze_cost(table: GateTable, pictures: Thumbnails, out_dir: Path) -> list[Path]:

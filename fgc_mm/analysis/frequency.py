@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from ..tasks import task_named
 from . import style
 from .gate_table import GateTable, short_name
 from .tables import write_csv
@@ -78,7 +79,8 @@ def frequency_figure(table: GateTable, layer: str) -> Figure:
         left, right = figure.subplots(1, 2, width_ratios=[2.4, 1])
         image = style.heat_map(left, values[:, order], style.SEQUENTIAL, 0)
         left.set_xlabel('channel, most often open first')
-        left.set_ylabel(_class_axis(table))
+        one_class = task_named(table.info.get('task')).one_class
+        left.set_ylabel('class' if one_class else 'class in the picture')
         left.set_yticks(range(len(classes)), classes)
         left.set_title(f'{short_name(layer, table.layers)}: {100 * overall.mean():.3g} % open')
         figure.colorbar(image, ax=left, label='execution frequency', pad=0.01)
@@ -149,7 +151,3 @@ def analyze_frequency(table: GateTable, layers: Sequence[str], out_dir: Path) ->
         name = f'frequency_{short_name(layer, table.layers)}'
         written += style.save(frequency_figure(table, layer), out_dir / name)
     return written
-
-
-def _class_axis(table: GateTable) -> str:
-    return 'class' if table.info.get('task') == 'classification' else 'class in the picture'

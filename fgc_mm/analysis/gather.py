@@ -28,6 +28,7 @@ from ..gates import Gate, find_gates, select_blocks
 from ..runtime import launch, unwrap
 from ..runtime.checkpoint_fit import CheckpointFitHook
 from ..runtime.config_files import existing
+from ..tasks import annotation_fields, task_of_sample
 from .gate_table import MACS, GateTable
 from .layer_costs import LayerCosts
 from .progress import progress
@@ -233,7 +234,10 @@ def _run(
                 images = [read_macs(sample) for sample in outputs]
                 costs.settle(images)
                 for sample in batch['data_samples']:
-                    task, labels, n_objects = _annotation(sample, split)
+                    own = task_of_sample(sample)
+                    if not own.name:
+                        raise _no_classes(split)
+                    task, (labels, n_objects) = own.name, own.annotation(sample)
                     amount.append(labels)
                     objects.append(n_objects)
                     paths.append(str(sample.metainfo.get('img_path') or ''))
@@ -283,25 +287,12 @@ def _keep(kept: dict[str, list], name: str, gate: Gate, images: int) -> None:
         kept[f'{kind}/{name}'].append(value.detach().float().cpu().numpy())
 
 
-def _annotation(sample: Any, split: str) -> tuple[str, np.ndarray, int]:
-    """Task, amount of each class, and number of objects of one data sample."""
-    if 'gt_label' in sample:
-        labels = sample.gt_label.view(-1).cpu().numpy()
-        return 'classification', np.bincount(labels), len(labels)
-    if 'gt_sem_seg' in sample:
-        pixels = sample.gt_sem_seg.data.cpu().numpy().ravel()
-        counts = np.bincount(pixels[pixels != _IGNORED], minlength=1)
-        return 'segmentation', counts / max(1, pixels.size), int((counts > 0).sum())
-    if 'gt_instances' in sample and 'labels' in sample.gt_instances:
-        labels = sample.gt_instances.labels.cpu().numpy()
-        return 'detection', np.bincount(labels, minlength=1), len(labels)
-    raise UsageError(
-        f'the pictures of {split}_dataloader come without classes (no gt_label, gt_sem_seg or '
-        "gt_instances.labels): add dict(type='LoadAnnotations') to its pipeline"
+def _no_classes(split: str) -> UsageError:
+    *others, last = annotation_fields()
+    return UsageError(
+        f'the pictures of {split}_dataloader come without classes (no {", ".join(others)} or '
+        f"{last}): add dict(type='LoadAnnotations') to its pipeline"
     )
-
-
-_IGNORED = 255
 
 
 def _class_names(dataset: Any) -> list[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from ..errors import DataError, UsageError
+from ..tasks import TASKS
 from .gather import check_max_images, gather
 from .optional_packages import need
 from .report_data import payload
@@ -19,16 +20,6 @@ from .report_runs import ReportRun, read_run
 from .tradeoff import metric_unit
 
 TEMPLATES = Path(__file__).parent / 'templates'
-_SAME = {
-    'error/top1': ('Top 1 Error', 1.0),
-    'error/top5': ('Top 5 Error', 1.0),
-    'pascal_voc/mAP': ('mAP', 0.01),
-    'coco/bbox_mAP': ('mAP', 0.01),
-    'mIoU': ('mIoU', 1.0),
-    'pixel_accuracy': ('Pixel Accuracy', 1.0),
-    'macs/pruning_ratio': ('Pruning Ratio', 1.0),
-}
-"""Names of our figures -> those of the model index, and what to multiply those with."""
 
 
 def write_report(
@@ -116,10 +107,14 @@ def result_columns(runs: Sequence[ReportRun]) -> list[dict[str, str]]:
 def result_rows(runs: Sequence[ReportRun]) -> list[dict[str, Any]]:
     """A row for each figure, a value or None for each column."""
     names = list(dict.fromkeys(name for run in runs for name in run.metrics))
+    # Our name of a figure -> that of the model index, and what to multiply that one with.
+    same = {'macs/pruning_ratio': ('Pruning Ratio', 1.0)}
+    for task in TASKS.values():
+        same.update(task.index_names)
     rows = []
     for name in names:
         values: list[Any] = []
-        index_name, factor = _SAME.get(name, ('', 1.0))
+        index_name, factor = same.get(name, ('', 1.0))
         for run in runs:
             values.append(run.metrics.get(name))
             for found in run.published:

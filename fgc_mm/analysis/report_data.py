@@ -8,9 +8,10 @@ from typing import Any, Optional
 
 import numpy as np
 
+from ..tasks import task_named
 from . import style
 from .alignment import PANELS, alignment_rows
-from .cost import cost_rows, objects_name, rank_correlation
+from .cost import cost_rows, rank_correlation
 from .embedding import class_groups, embed_table
 from .frequency import class_similarity, frequencies
 from .gate_table import GateTable, short_name
@@ -140,13 +141,14 @@ def _neighbors(table: GateTable, layer: str) -> list[dict[str, Any]]:
 def _cost(table: GateTable) -> dict[str, Any]:
     rows = cost_rows(table)
     executed = table.macs[:, 0] / 1e9
-    objects = table.objects.tolist() if table.info['task'] != 'classification' else None
+    task = task_named(table.info['task'])
+    objects = None if task.one_class else table.objects.tolist()
     correlation = rank_correlation(table.objects, executed) if objects else float('nan')
     return dict(
         macs=[_round(float(value)) for value in executed],
         dense=_round(float(table.macs[:, 1].mean() / 1e9)),
         objects=objects,
-        objects_name=objects_name(table),
+        objects_name=task.objects_name,
         correlation=None if np.isnan(correlation) else _round(correlation),
         cheapest=[row['picture'] for row in rows[:6]],
         dearest=[row['picture'] for row in rows[-6:]],

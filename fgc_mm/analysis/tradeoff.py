@@ -12,14 +12,10 @@ from typing import Any, Optional
 
 from matplotlib.figure import Figure
 
+from ..tasks import TASKS, main_metrics
 from . import style
 
 RATIO = 'macs/pruning_ratio'
-METRICS = ('error/top1', 'pascal_voc/mAP', 'coco/bbox_mAP', 'mIoU', 'accuracy/top1')
-"""The first that a run has is what a table is about, unless told."""
-ACCURACIES = ('accuracy/top1', *METRICS[1:4])
-"""Likewise, where more is to be better."""
-_PERCENT = ('mIoU', 'mAcc', 'aAcc', 'mDice', 'mFscore', 'pixel_accuracy')
 
 
 @dataclass(frozen=True)
@@ -40,15 +36,15 @@ class Row:
 
 
 def task_metric(
-    tests: Iterable[dict[str, Any]], wanted: Optional[str] = None, order: Sequence[str] = METRICS
+    tests: Iterable[dict[str, Any]], wanted: Optional[str] = None, rising: bool = False
 ) -> str:
     """The name of the metric that tests are compared by.
 
     Args:
         tests (Iterable[dict]): The figures of each.
-        wanted (str, optional): The name. Defaults to None: the first of
-            ``order`` that there is.
-        order (Sequence[str]): Defaults to :data:`METRICS`.
+        wanted (str, optional): The name. Defaults to None: the first of the tasks'
+            metrics that there is.
+        rising (bool): Whether it is to be one where more is better. Defaults to False.
 
     Raises:
         ValueError: If a test lacks it.
@@ -56,7 +52,7 @@ def task_metric(
     tests = list(tests)
     # Of a task that is not listed, the first that is not about computation.
     others = [m for m in tests[0] if not m.startswith(('macs/', 'gates/'))]
-    name = wanted or next((m for m in (*order, *others) if m in tests[0]), '')
+    name = wanted or next((m for m in (*main_metrics(rising), *others) if m in tests[0]), '')
     for known in tests:
         if name not in known:
             raise ValueError(f'metric {name!r} is not among {", ".join(known)}; choose by --metric')
@@ -71,19 +67,13 @@ def metric_unit(name: str) -> str:
     Args:
         name (str): Its name as in ``figures.json``.
     """
-    last = name.rpartition('/')[2]
-    if name.startswith('macs/') and last.endswith('_G'):
+    if name.startswith('macs/') and name.endswith('_G'):
         return '10⁹'
-    if name == RATIO or 'accuracy/top' in name or 'error/top' in name or last in _PERCENT:
+    if name == RATIO:
         return '%'
-    if (
-        name.startswith('gates/')
-        or last.startswith('AP')
-        or last.endswith('mAP')
-        or '_mAP_' in last
-    ):
+    if name.startswith('gates/'):
         return '0 to 1'
-    return ''
+    return next(filter(None, (task.unit(name) for task in TASKS.values())), '')
 
 
 def metric_label(name: str) -> str:

@@ -16,6 +16,7 @@ from ..evaluation import GatedMACsHook, ThresholdDial, calibration_batches
 from ..evaluation import summary as report
 from ..gates import set_threshold
 from ..runtime import unwrap
+from ..tasks import main_metrics
 
 _MISSED = 0.02  # share by which a budget may be missed before that is said
 
@@ -43,14 +44,7 @@ def run(runner: Runner, args: argparse.Namespace) -> None:
     in the work dir, or named as ``--out``.
     """
     from ..analysis import style
-    from ..analysis.tradeoff import (
-        ACCURACIES,
-        RATIO,
-        Row,
-        task_metric,
-        tradeoff_figure,
-        write_table,
-    )
+    from ..analysis.tradeoff import RATIO, Row, task_metric, tradeoff_figure, write_table
 
     runner.load_or_resume()
     if args.metric:
@@ -63,7 +57,7 @@ def run(runner: Runner, args: argparse.Namespace) -> None:
         point = {kind: setting, 'threshold': threshold, 'metrics': metrics}
         points.append(point)
         try:
-            name = task_metric([metrics], args.metric, ACCURACIES)
+            name = task_metric([metrics], args.metric, rising=True)
         except ValueError as error:
             raise UsageError(f'--metric: {error}') from None
         row = Row(point_label(point), '', [float(metrics[name])], [float(metrics[RATIO])])
@@ -84,7 +78,7 @@ def _check_metric(runner: Runner, name: str) -> None:
 
     Where a batch does not tell, as one without any detection, the test will.
     """
-    from ..analysis.tradeoff import ACCURACIES, task_metric
+    from ..analysis.tradeoff import task_metric
 
     evaluator = runner.test_loop.evaluator  # type: ignore[attr-defined]
     if hasattr(evaluator, 'dataset_prefixes'):  # several datasets, of which a batch is no part
@@ -100,7 +94,7 @@ def _check_metric(runner: Runner, name: str) -> None:
         metrics = report.add_derived(evaluator.evaluate(len(outputs) * get_world_size()))
     finally:
         hook.after_test(runner)
-    if not set(ACCURACIES) & set(metrics):
+    if not set(main_metrics(rising=True)) & set(metrics):
         return
     try:
         task_metric([metrics], name)

@@ -14,10 +14,9 @@ from mmengine.fileio import list_from_file
 
 from ..errors import DataError
 from .instance_index import children_of, infos_of
-from .path_checks import dataset_class, leaf_configs, reader_of, resolve_path
+from .path_checks import dataset_class, format_of, leaf_configs, resolve_path
 
 _REMEDY = 'mend the file or take it out of the dataset'
-_VOC = ('mmdet', 'XMLDataset')
 _MOST = 1e9  # coordinates end as 32-bit floats
 _SIDES = ('xmin', 'ymin', 'xmax', 'ymax')
 
@@ -95,7 +94,7 @@ def dataset_fault(dataset: Any, scope: Optional[str] = None) -> Optional[str]:
         return None
     for _, leaf in leaf_configs('', dataset):
         cls = dataset_class(leaf.get('type'), scope)
-        find = _FINDERS.get(reader_of(cls))
+        find = _FINDERS.get(format_of(cls))
         fault = find(leaf) if find is not None else None
         if fault is not None:
             return fault
@@ -133,9 +132,9 @@ def _list_fault(dataset: Mapping) -> Optional[str]:
     return None
 
 
-_FINDERS: dict[Any, Callable[[Mapping], Optional[str]]] = {
-    _VOC: _voc_fault,
-    ('mmpretrain', 'CustomDataset'): _list_fault,
+_FINDERS: dict[Optional[str], Callable[[Mapping], Optional[str]]] = {
+    'folders': _list_fault,
+    'voc': _voc_fault,
 }
 
 
@@ -174,7 +173,7 @@ def check_boxes(dataset: Any) -> None:
     """
     for child in children_of(dataset) if getattr(dataset, '__dict__', None) else ():
         check_boxes(child)
-    if reader_of(type(dataset)) != _VOC or getattr(dataset, 'test_mode', False):
+    if format_of(type(dataset)) != 'voc' or getattr(dataset, 'test_mode', False):
         return
     for info in infos_of(dataset):
         for number, instance in enumerate(info.get('instances') or (), 1):

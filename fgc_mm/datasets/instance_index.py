@@ -13,6 +13,8 @@ from typing import Any, Optional
 import numpy as np
 from torch.utils.data import DataLoader
 
+from ..tasks import class_fields
+
 INSTANCE_KEY = 'instance_idx'
 
 _MIXES = re.compile(r'mosaic|mix_?up|cut_?mix|resize_?mix|copy_?paste', re.IGNORECASE)
@@ -31,7 +33,7 @@ class InstanceIndex:
         num_items (int): How many items the datasets list; more than N if
             pictures are listed several times.
         labels (np.ndarray, optional): The class of every instance, if every
-            item of the datasets has exactly one (``gt_label``).
+            item of the datasets has exactly one (``gt_label`` of classification).
     """
 
     num_instances: int
@@ -164,12 +166,13 @@ def children_of(dataset: Any) -> list[Any]:
 
 def _scan(leaves: list[Any]) -> tuple[np.ndarray, np.ndarray]:
     """A 64 bit digest of every item's picture, and its label or -1."""
-    keys, labels = [], []
+    keys, labels, fields = [], [], class_fields()
     for number, leaf in enumerate(leaves):
         for i, info in enumerate(infos_of(leaf)):
             digest = hashlib.blake2b(_picture(info, number, i), digest_size=8).digest()
             keys.append(int.from_bytes(digest, 'little'))
-            label = info.get('gt_label') if isinstance(info, Mapping) else None
+            own = info if isinstance(info, Mapping) else {}
+            label = next((own[field] for field in fields if field in own), None)
             if isinstance(label, (list, tuple, np.ndarray)) and np.size(label) == 1:
                 label = np.asarray(label).item()
             single = isinstance(label, (int, np.integer)) and not isinstance(label, bool)

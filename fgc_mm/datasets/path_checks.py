@@ -14,6 +14,7 @@ from mmengine.config import Config
 from mmengine.fileio import list_from_file
 from mmengine.registry import DATASETS
 
+from ..tasks import file_format
 from .cifar_binary import find_cifar_files
 from .demo.build import DEMO_KINDS
 
@@ -89,7 +90,7 @@ def _check(dataset: Mapping, scope: Optional[str]) -> Optional[_Problem]:
     root = dataset.get('data_root') or ''
     if not isinstance(root, str) or _is_remote(dataset, root) or _downloads(cls, dataset):
         return None
-    check = _CHECKS.get(reader_of(cls))
+    check = _CHECKS.get(format_of(cls))
     if root and not os.path.exists(root) and check is not _check_cifar:
         return _missing('data_root', root, root)
     return check(dataset, cls) if check is not None else None
@@ -105,15 +106,15 @@ def dataset_class(name: Any, scope: Optional[str]) -> Optional[type]:
     return name if inspect.isclass(name) else None
 
 
-def reader_of(cls: Optional[type]) -> Optional[tuple[str, str]]:
-    """Package and name of the class that really reads the files.
+def format_of(cls: Optional[type]) -> Optional[str]:
+    """The form of the files, by the class that really reads them; None if it is not known.
 
     A subclass with a ``load_data_list`` of its own may have any layout, one
     without has that of the class it inherits it from.
     """
     for base in cls.__mro__ if cls is not None else ():
         if 'load_data_list' in vars(base) or 'parse_data_info' in vars(base):
-            return base.__module__.split('.')[0], base.__name__
+            return file_format(base)
     return None
 
 
@@ -324,10 +325,11 @@ def _reads_annotations(pipeline: Any) -> bool:
 
 
 _VOC_FOLDERS = {'img_subdir': 'JPEGImages', 'ann_subdir': 'Annotations'}
-_CHECKS: dict[Optional[tuple[str, str]], Callable[[Mapping, Any], Optional[_Problem]]] = {
-    ('fgc_mm', 'CIFARBinary'): _check_cifar,
-    ('mmdet', 'CocoDataset'): _check_coco,
-    ('mmdet', 'XMLDataset'): _check_voc,
-    ('mmpretrain', 'CustomDataset'): _check_custom,
-    ('mmseg', 'BaseSegDataset'): _check_segmentation,
+_CHECKS: dict[Optional[str], Callable[[Mapping, Any], Optional[_Problem]]] = {
+    'cifar': _check_cifar,
+    'coco': _check_coco,
+    'folders': _check_custom,
+    'label_maps': _check_segmentation,
+    'voc': _check_voc,
 }
+"""Form of the files, see :class:`~fgc_mm.tasks.Task` -> its check."""

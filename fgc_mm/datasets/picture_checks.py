@@ -12,6 +12,7 @@ import numpy as np
 from PIL import Image
 
 from ..errors import DataError
+from ..tasks import file_format, task_of_dataset
 from .instance_index import children_of
 
 _KEYS = ('img_path', 'seg_map_path')
@@ -184,11 +185,11 @@ def name_broken_pictures(dataset: Any, ignored: Collection[int] = (255,)) -> Non
     pipeline = attributes.get('pipeline')
     if callable(pipeline) and not isinstance(pipeline, NamingPipeline):
         labels = None
-        if any(base.__module__.startswith('mmseg.') for base in type(dataset).__mro__):
+        if task_of_dataset(dataset).label_maps:
             classes = (getattr(dataset, 'metainfo', None) or {}).get('classes')
             labels = dict(classes=len(classes or ()) or None, ignored=tuple(ignored))
         # Those of COCO's form are sorted out by mmdet.
-        voc = any(base.__name__ == 'XMLDataset' for base in type(dataset).__mro__)
+        voc = any(file_format(base) == 'voc' for base in type(dataset).__mro__)
         boxes = voc and not getattr(dataset, 'test_mode', False)
         dataset.pipeline = NamingPipeline(pipeline, labels, boxes)
     for child in children_of(dataset) if attributes else ():

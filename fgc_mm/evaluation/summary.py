@@ -12,6 +12,8 @@ from mmengine.config import Config
 from mmengine.dist import is_main_process
 from mmengine.runner import Runner
 
+from ..tasks import TASKS
+
 
 def add_macs_hook(cfg: Config) -> None:
     """Count executed MACs also where the config does not ask for it."""
@@ -41,13 +43,10 @@ def add_derived(metrics: dict[str, Any]) -> dict[str, Any]:
     Returns:
         dict: The same figures and the derived ones.
     """
-    derived = {}
+    derived: dict[str, Any] = {}
     for name, value in metrics.items():
-        prefix, _, last = name.rpartition('accuracy/')
-        if last.startswith('top') and name.endswith(f'accuracy/{last}'):
-            derived[f'{prefix}error/{last}'] = max(100 - float(value), 0.0)  # of rounding
-        elif name.rpartition('/')[2] == 'aAcc':
-            derived[name[: -len('aAcc')] + 'pixel_accuracy'] = float(value)
+        for task in TASKS.values():
+            derived |= task.derived(name, value)
     return {**metrics, **derived}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..gates import find_gates
 from ..nets import GatedBackbone
+from ..tasks import task_of_model
 
 PARTS = ('model', 'backbone')
 
@@ -153,29 +154,31 @@ def find_part(model: nn.Module, part: str = 'model') -> Part:
         )
     if part == 'backbone' or gated == ['']:
         return BackbonePart(model, gated[0])
-    parts: dict[tuple[str, ...], type[Part]] = {
-        ('decode_head', 'encode_decode'): SegmentorPart,
-        ('rpn_head', 'extract_feat'): TwoStagePart,
-        ('bbox_head', 'extract_feat'): SingleStagePart,
-        ('head', 'extract_feat'): ClassifierPart,
-    }
-    for needed, found in parts.items():
-        if all(getattr(model, name, None) is not None for name in needed):
-            if found is SingleStagePart and not _is_dense(model.bbox_head):
-                continue
-            return found(model, gated[0])
+    find = MODEL_PARTS.get(task_of_model(model).name)
+    found = find(model) if find is not None else None
+    if found is not None:
+        return found(model, gated[0])
     raise ValueError(
         f'the model {kind} is no segmentor, classifier, nor detector with an rpn_head or a dense '
         'bbox_head, whose outputs could be exported: export its backbone alone (--part backbone)'
     )
 
 
-def _is_dense(head: Any) -> bool:
-    """Whether a head takes feature maps and gives maps; DETR's takes queries.
+def _detector_part(model: Any) -> Optional[type[Part]]:
+    if getattr(model, 'rpn_head', None) is not None:
+        return TwoStagePart
+    # A dense head takes feature maps and gives maps; DETR's takes queries. Told by the name of
+    # mmdet's base class, since mmdet is not imported here.
+    kinds = type(model.bbox_head).__mro__
+    return SingleStagePart if any(kind.__name__ == 'BaseDenseHead' for kind in kinds) else None
 
-    By the name of mmdet's base class, since mmdet is not imported here.
-    """
-    return any(kind.__name__ == 'BaseDenseHead' for kind in type(head).__mro__)
+
+MODEL_PARTS: dict[str, Callable[[Any], Optional[type[Part]]]] = {
+    'classification': lambda model: ClassifierPart,
+    'detection': _detector_part,
+    'segmentation': lambda model: SegmentorPart,
+}
+"""Name of a task -> what a model of it is exported as, None if it cannot be."""
 
 
 @dataclass

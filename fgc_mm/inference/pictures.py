@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
@@ -21,11 +20,10 @@ from ..evaluation import PredictionCounter
 from ..evaluation.gated_macs import FIELD
 from ..macs import ImageMACs
 from ..runtime.checkpoint_fit import check_fit
+from ..tasks import task_of
 
 PICTURES = ('.bmp', '.jpeg', '.jpg', '.png', '.ppm', '.tif', '.tiff', '.webp')
 """Endings of the files taken from a folder, in either case."""
-
-Predict = Callable[[str], Any]
 
 
 def find_pictures(path: str) -> list[str]:
@@ -65,7 +63,7 @@ def infer(
     Drawn results go to ``<out_dir>/vis``.
 
     Args:
-        cfg (Config): Config of an mmdet, mmseg or mmpretrain model.
+        cfg (Config): Config of a model whose task is known, see :mod:`fgc_mm.tasks`.
         checkpoint (str): Its weights.
         pictures (Sequence[str]): Files.
         out_dir (str): Folder for the results.
@@ -77,19 +75,13 @@ def infer(
     Raises:
         CheckpointError: If the checkpoint is of another network.
         DataError: If a picture cannot be read; it names the file.
-        ValueError: If the task is not known.
+        UsageError: If the task is not known.
     """
-    scope = cfg.get('default_scope')
-    if scope not in _INFERENCERS:
-        raise ValueError(
-            f'default_scope={scope!r} has no inferencer here; it must be one of '
-            f'{", ".join(map(repr, _INFERENCERS))}'
-        )
     try:
         weights = CheckpointLoader.load_checkpoint(checkpoint, map_location='cpu', logger='silent')
     except Exception as error:
         raise CheckpointError(f'{checkpoint} cannot be read as a checkpoint: {error}') from error
-    model, predict = _INFERENCERS[scope](cfg, checkpoint, out_dir, device or get_device())
+    model, predict = task_of(cfg).inferencer(cfg, checkpoint, out_dir, device or get_device())
     check_fit(model, weights, checkpoint)
     counter = PredictionCounter(model, _backbone(cfg))
     counter.attach()
@@ -113,53 +105,6 @@ def _backbone(cfg: Config) -> str:
             return hook.get('backbone', 'backbone')
     return 'backbone'
 
-
-def _detector(cfg: Config, checkpoint: str, out_dir: str, device: str) -> tuple[Any, Predict]:
-    from mmdet.apis import DetInferencer
-
-    inferencer = DetInferencer(cfg, checkpoint, device=device, show_progress=False)
-
-    def predict(picture: str) -> Any:
-        result = inferencer(picture, out_dir=out_dir, return_datasamples=True)
-        return result['predictions'][0]
-
-    return inferencer.model, predict
-
-
-def _segmentor(cfg: Config, checkpoint: str, out_dir: str, device: str) -> tuple[Any, Predict]:
-    from mmseg.apis import MMSegInferencer
-
-    inferencer = MMSegInferencer(cfg, checkpoint, device=device)
-    inferencer.show_progress = False
-
-    def predict(picture: str) -> Any:
-        return inferencer(picture, out_dir=out_dir, return_datasamples=True)
-
-    return inferencer.model, predict
-
-
-def _classifier(cfg: Config, checkpoint: str, out_dir: str, device: str) -> tuple[Any, Predict]:
-    from mmpretrain.apis import ImageClassificationInferencer
-
-    importlib.import_module('mmpretrain.utils.progress').disable_progress_bar = True  # type: ignore
-    inferencer = ImageClassificationInferencer(cfg, checkpoint, device=device)
-    os.makedirs(out_dir, exist_ok=True)  # it makes only the innermost folder itself
-
-    def predict(picture: str) -> Any:
-        # Class and score have no room on a picture as small as those of CIFAR.
-        result = inferencer(
-            picture, show_dir=os.path.join(out_dir, 'vis'), resize=224, return_datasamples=True
-        )
-        return result[0]
-
-    return inferencer.model, predict
-
-
-_INFERENCERS: dict[str, Callable[[Config, str, str, str], tuple[Any, Predict]]] = {
-    'mmdet': _detector,
-    'mmseg': _segmentor,
-    'mmpretrain': _classifier,
-}
 
 COLUMNS = (
     'picture',

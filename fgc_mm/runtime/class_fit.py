@@ -9,9 +9,8 @@ from typing import Any
 import torch.nn as nn
 
 from ..errors import UsageError
+from ..tasks import TASKS
 from .task_model import unwrap
-
-_HEADS = re.compile(r'(^|\.)(head|decode_head|bbox_head|mask_head)(\.\d+)?$')
 
 
 def check_classes(model: nn.Module, dataset: Any, key: str) -> None:
@@ -33,9 +32,12 @@ def check_classes(model: nn.Module, dataset: Any, key: str) -> None:
     classes = metainfo.get('classes')
     if classes is None or isinstance(classes, str) or 'thing_classes' in metainfo:
         return
+    heads = '|'.join(head for task in TASKS.values() for head in task.heads)
     for name, module in unwrap(model).named_modules():
         outputs = getattr(module, 'num_classes', None)
-        if not _HEADS.search(name) or not isinstance(outputs, int) or outputs >= len(classes):
+        if not isinstance(outputs, int) or outputs >= len(classes):
+            continue
+        if not re.search(rf'(^|\.)({heads})(\.\d+)?$', name):
             continue
         shown = ', '.join(map(str, classes[:4])) + (', ...' if len(classes) > 4 else '')
         raise UsageError(

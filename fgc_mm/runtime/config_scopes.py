@@ -11,6 +11,8 @@ from mmengine.config import Config
 from mmengine.config import utils as config_utils
 from mmengine.utils import get_installed_path
 
+from ..tasks import scopes
+
 SCOPE = 'fgc_mm'
 
 
@@ -22,12 +24,13 @@ def teach_config_scopes() -> None:
     name; looked up by the module's own name it is found. fgc_mm is looked up by
     a module inside it, and so found in a clone as well as in a wheel.
     """
-    scopes = config_utils.MODULE2PACKAGE
-    scopes[SCOPE] = f'{SCOPE}.versions'
-    try:
-        metadata.version(scopes['mmseg'])
-    except metadata.PackageNotFoundError:
-        scopes['mmseg'] = 'mmseg'
+    packages = config_utils.MODULE2PACKAGE
+    packages[SCOPE] = f'{SCOPE}.versions'
+    for scope in scopes():
+        try:
+            metadata.version(packages.get(scope, scope))
+        except metadata.PackageNotFoundError:
+            packages[scope] = scope
     _keep_default_scope()
 
 

@@ -4,11 +4,9 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable
 from typing import Any, Optional
 
-import torch
 from mmengine.config import Config, ConfigDict
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
@@ -16,6 +14,7 @@ from mmengine.runner import Runner
 from ..datasets import check_dataset_paths, ensure_demo_data
 from ..errors import UsageError
 from ..files import check_folder
+from ..tasks import TASKS, task_of, task_of_hook
 from .cpu_processes import prepare_distributed
 from .finite_hook import FiniteHook
 from .first_step import KeptConfig, guard
@@ -77,43 +76,28 @@ def prepare_data(cfg: Config, splits: tuple[str, ...]) -> None:
 
 
 def fill_dataloader_defaults(cfg: Config) -> None:
-    """mmpretrain's configs leave to its own tools how samples are collated."""
-    if cfg.get('default_scope') != 'mmpretrain':
-        return
+    """Set what a config leaves to the tools of its package, as mmpretrain's how to collate."""
     for field in ('train_dataloader', 'val_dataloader', 'test_dataloader'):
         if cfg.get(field) is not None:
-            cfg[field].setdefault('collate_fn', dict(type='default_collate'))
-            cfg[field].setdefault('pin_memory', torch.cuda.is_available())
+            task_of(cfg).fill_loader(cfg[field])
 
 
 def draw_predictions(cfg: Config, show: bool, show_dir: Optional[str], wait_time: float) -> None:
     """Turn the task's own visualization hook on."""
     hook = cfg.default_hooks.get('visualization')
     if hook is None:
+        known = ', '.join(
+            f"dict(type='{task.visualization_hook}') for {task.scope}"
+            for task in TASKS.values()
+            if task.visualization_hook
+        )
         raise UsageError(
             '--show and --show-dir need a visualization hook: set default_hooks.visualization in '
-            "the config (dict(type='DetVisualizationHook') for mmdet, 'SegVisualizationHook' for "
-            "mmseg, 'VisualizationHook' for mmpretrain)"
+            f'the config ({known})'
         )
     hook.update(show=show, wait_time=wait_time)
     name = hook.type if isinstance(hook.type, str) else hook.type.__name__
-    name = name.rpartition('.')[2]
-    if name == 'VisualizationHook':  # mmpretrain's
-        hook.update(enable=True, interval=1)
-        if show_dir:
-            hook.update(out_dir=show_dir)
-        return
-    hook.update(draw=True)
-    if name == 'SegVisualizationHook':
-        hook.update(interval=1)  # that of mmseg 1.2 would draw every 50th batch of a test
-    if show_dir and name == 'DetVisualizationHook':
-        # mmdet puts a relative folder under <work_dir>/<timestamp>
-        hook.update(test_out_dir=os.path.abspath(show_dir))
-    elif show_dir:
-        cfg.visualizer.save_dir = show_dir
-        backends = cfg.visualizer.setdefault('vis_backends', [])
-        if not backends:
-            backends.append(dict(type='LocalVisBackend'))
+    task_of_hook(name).draw(cfg, hook, show_dir)
 
 
 def augment_test_time(cfg: Config) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Optional, Union
 from mmengine.config import Config
 
 from ..errors import UsageError
+from ..tasks import scopes
 from .argument_types import describe, fits
 from .mistakes import did_you_mean
 
@@ -61,9 +62,10 @@ def check_run_settings(cfg: Config) -> None:
         raise UsageError(f'log_level={level!r} must be DEBUG, INFO, WARNING or ERROR')
     scope = cfg.get('default_scope')
     if scope is not None and not _is_installed(scope):
+        there = [known for known in (*scopes(), 'mmengine') if _is_installed(known)]
         raise UsageError(
             f'default_scope={scope!r} names no installed package'
-            f'{did_you_mean(scope, ("mmdet", "mmseg", "mmpretrain", "mmengine"))}'
+            f'{did_you_mean(scope, there) or "."} Those there are: {", ".join(map(repr, there))}'
         )
 
 

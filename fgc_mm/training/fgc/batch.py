@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ...datasets import INSTANCE_KEY
 from ...gates import GateRecord
+from ...tasks import class_fields
 
 
 @dataclass
@@ -185,9 +186,11 @@ def _read(records: dict[str, GateRecord], data_samples: Any, with_labels: bool) 
 
 
 def _label(sample: Any) -> int:
-    label = getattr(sample, 'gt_label', None)
+    fields = class_fields()
+    label = next((getattr(sample, field) for field in fields if hasattr(sample, field)), None)
     if label is None or torch.as_tensor(label).numel() != 1:
-        what = 'no gt_label' if label is None else f'{torch.as_tensor(label).numel()} labels'
+        none = f'no {" or ".join(fields)}'
+        what = none if label is None else f'{torch.as_tensor(label).numel()} labels'
         raise ValueError(
             "FGCHook: source='label' needs pictures of one class each, but a "
             f"{type(sample).__name__} has {what}; use source='feature'"
