@@ -270,7 +270,7 @@ def test_a_network_that_diverged_is_named():
         _check_finite(table, 'model.pth')
 
 
-def test_pictures_that_are_gone_are_grey(tmp_path):
+def test_pictures_that_are_gone_are_gray(tmp_path):
     table = make_table(12, 'detection')
     table.paths[:] = [str(tmp_path / 'gone.jpg')] * len(table)
     cfg = Config.fromfile('configs/demo/faster_rcnn_r18_digits_gated.py')
