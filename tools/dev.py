@@ -99,7 +99,7 @@ def main():
     with_line.add_argument(
         '--line', choices=sorted(LINES), default='maintained', help='which OpenMMLab packages'
     )
-    sub = commands.add_parser('test', parents=[with_line], help='lint, type and import checks, tests')
+    sub = commands.add_parser('test', parents=[with_line], help='all checks, and tests')
     sub.add_argument('--slow', action='store_true', help='the slow training checks instead')
     sub.add_argument('args', nargs='*', help='passed to pytest (after --)')
     sub = commands.add_parser('setup', parents=[with_line], help='only the environment')

@@ -98,3 +98,16 @@ def run_tool(monkeypatch, capfd):
 
     monkeypatch.chdir(PROJECT)
     return run
+
+
+@pytest.fixture
+def trained(run_tool, short_options, tmp_path):
+    """``trained(config)``: the checkpoint of two steps."""
+
+    def train(config, *more):
+        options = short_options(config, *more)
+        code, _, err = run_tool('train', config, '--work-dir', tmp_path / 'work', *options)
+        assert code == 0, err
+        return str(tmp_path / 'work' / 'epoch_1.pth')
+
+    return train

@@ -58,7 +58,7 @@ def test_every_script_of_tools_is_the_door_of_a_command():
     doors = [path for path in (PROJECT / 'tools').glob('*.py') if not path.stem.startswith('dev')]
     names = set()
     for path in doors:
-        notice, imported, empty, call = path.read_text().splitlines()
+        _, imported, empty, call = path.read_text().splitlines()
         assert (imported, empty) == ('from fgc_mm.cli.main import run_tool', '')
         names.add(call.removeprefix("run_tool('").removesuffix("')"))
     assert names == set(COMMANDS)
@@ -95,7 +95,7 @@ def test_a_shell_completes(line, found, tmp_path):
 
 def test_choices_are_those_of_the_library():
     """Which is not imported for help."""
-    assert export.FORMATS == tuple(export_formats.FORMATS)
+    assert tuple(export_formats.FORMATS) == export.FORMATS
     assert export.FORMS == export_block.FORMS
     assert export.PARTS == export_parts.PARTS
     assert demo_data.KINDS == DEMO_KINDS

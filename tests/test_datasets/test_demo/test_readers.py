@@ -14,7 +14,7 @@ from sklearn import datasets as sklearn_datasets
 from fgc_mm.datasets import DIGIT_CLASSES, SEG_CLASSES, SEG_PALETTE
 
 TARGETS = sklearn_datasets.load_digits().target
-CONFIGS = Path(__file__).parents[2] / 'configs' / '_base_'
+CONFIGS = Path(__file__).parents[3] / 'configs' / '_base_'
 
 
 @pytest.fixture(autouse=True)
