@@ -17,17 +17,6 @@ TARGETS = sklearn_datasets.load_digits().target
 CONFIGS = Path(__file__).parents[3] / 'configs' / '_base_'
 
 
-@pytest.fixture(autouse=True)
-def _scope():
-    """Leave no default scope behind for other tests."""
-    from mmengine.registry import DefaultScope
-
-    instances = dict(DefaultScope._instance_dict)
-    yield
-    DefaultScope._instance_dict.clear()
-    DefaultScope._instance_dict.update(instances)
-
-
 @pytest.mark.parametrize(('split', 'count'), [('train', 2 * 1437), ('val', 360)])
 def test_classification_in_mmpretrain(demo_root, split, count):
     from mmpretrain.datasets import CustomDataset
