@@ -95,21 +95,40 @@ def test_no_file_is_long():
     assert {name: n for name, n in lengths.items() if n > LONGEST} == {}
 
 
-def test_the_spelling_is_american():
+def texts() -> dict[Path, str]:
+    """Code and pages."""
     folders = ('fgc_mm', 'configs', 'tools', 'tests', 'benchmarks', 'experiments', 'docs')
     found = [path for folder in folders for path in (PROJECT / folder).rglob('*.*')]
-    found += PROJECT.glob('*.md')
-    texts = [path for path in found if path.suffix in ('.py', '.md', '.js', '.j2', '.css', '.txt')]
-    assert len(texts) > 300
+    return {
+        path: path.read_text()
+        for path in (*found, *PROJECT.glob('*.md'))
+        if path.suffix in ('.py', '.sh', '.md', '.js', '.j2', '.css', '.txt')
+        and '.mim' not in path.parts
+        and path != Path(__file__)
+    }
+
+
+def test_the_spelling_is_american():
     wrong = [
         f'{path.relative_to(PROJECT)}:{number}: {word[0]}'
-        for path in texts
-        if path != Path(__file__) and '.mim' not in path.parts
-        for number, line in enumerate(path.read_text().splitlines(), 1)
+        for path, text in texts().items()
+        for number, line in enumerate(text.splitlines(), 1)
         for word in [BRITISH.search(line)]
         if word
     ]
-    assert not wrong, '\n'.join(wrong)
+    assert wrong == []
+
+
+def test_scripts_and_modules_that_are_named_are_there():
+    ours = r'(?<![\w/.])(?:tools/|(?:fgc_mm|tests|benchmarks|experiments|docs)/[a-z0-9_/]*)'
+    named = re.compile(rf'{ours}[a-z0-9_]+\.(?:py|sh|md|txt)\b')
+    wrong = [
+        f'{path.relative_to(PROJECT)}: {name}'
+        for path, text in texts().items()
+        for name in set(named.findall(text))
+        if not (PROJECT / name).exists()
+    ]
+    assert wrong == []
 
 
 def test_the_tests_of_a_module_are_found_by_its_name():
