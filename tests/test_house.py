@@ -2,6 +2,7 @@
 """What keeps the house in order beside the contracts of import-linter in pyproject.toml."""
 
 import ast
+import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,6 +67,13 @@ def test_a_room_keeps_its_private_names():
             if outside and private(node.attr):
                 taken.append(f'{name_of(path)}: {ast.unparse(node)}')
     assert taken == []
+
+
+def test_the_names_of_a_room_are_there():
+    rooms = [path for path in MODULES if path.name == '__init__.py']
+    for room in map(importlib.import_module, map(name_of, rooms)):
+        for name in getattr(room, '__all__', ()):
+            assert hasattr(room, name), f'{name} of {room.__name__}'
 
 
 def at_import(node: ast.AST) -> Iterator[ast.AST]:
