@@ -10,6 +10,7 @@ table.csv, table.md, tradeoff.png and tradeoff.svg.
 """
 
 import argparse
+import json
 from pathlib import Path
 
 from hook_fields import hook_name
@@ -19,7 +20,7 @@ from sweep_points import curves, make_runs
 
 import fgc_mm  # noqa: F401  registers gates, backbones and hooks
 from fgc_mm.analysis import style
-from fgc_mm.analysis.figures_file import read_figures, read_settings
+from fgc_mm.analysis.figures_file import point_label, read_figures
 from fgc_mm.analysis.tradeoff import (
     RATIO,
     Row,
@@ -96,7 +97,8 @@ def collected(args: argparse.Namespace) -> tuple[str, list[Row]]:
                 f'--collect {item}: write CURVE=FILE with a file that tools/test.py --out wrote'
             )
         figures = read_figures(Path(path))
-        labels = [', '.join(filter(None, [path, s])) for s in read_settings(Path(path))]
+        points = json.loads(Path(path).read_text()).get('points', [{}])
+        labels = [', '.join(filter(None, [path, point_label(point)])) for point in points]
         tests += [(curve, *test) for test in zip(labels, figures, strict=True)]
     name = task_metric([metrics for *_, metrics in tests], args.metric, rising=True)
     rows = [Row(f'{curve}, {label}', curve, [m[name]], [m[RATIO]]) for curve, label, m in tests]

@@ -10,6 +10,7 @@ are first used.
 from __future__ import annotations
 
 import importlib
+import multiprocessing
 import os
 import sys
 from typing import Any
@@ -68,10 +69,17 @@ def __dir__() -> list[str]:
 
 
 def _is_command() -> bool:
-    """Whether this is the start of ``fgc`` or ``python -m fgc_mm``, which register before they
-    run a command: their help needs neither torch nor mmengine, which take seconds."""
+    """Whether this is the start of ``fgc``, ``python -m fgc_mm`` or a script of ``tools/``. They
+    register before they run a command: their help needs neither torch nor mmengine, which
+    take seconds. A process that they spawn is none of them."""
     started = sys.argv[0] if sys.argv else ''
-    return started == '-m' or os.path.splitext(os.path.basename(started))[0] == 'fgc'
+    folder, name = os.path.split(os.path.realpath(started))
+    tools = os.path.realpath(os.path.join(os.path.dirname(__file__), '.mim', 'tools'))
+    return multiprocessing.parent_process() is None and (
+        (started == '-m' and __name__ in sys.orig_argv)
+        or os.path.splitext(name)[0] == 'fgc'
+        or folder == tools
+    )
 
 
 if not _is_command():

@@ -61,7 +61,7 @@ def outside(wheel, tmp_path_factory):
     return SimpleNamespace(
         folder=folder,
         packages=packages,
-        run=lambda *args: run(python, *args, cwd=folder, env=env),
+        run=lambda command, *args: run(python.with_name(command), *args, cwd=folder, env=env),
     )
 
 
@@ -87,12 +87,13 @@ def test_configs_and_tools_are_inside(wheel):
     ],
 )
 def test_a_config_on_top_of_ours_trains(tool, name, folder, outside, demo_root):
-    """By our own tool, and by mmdet's as it came."""
+    """By the command that is installed, and by mmdet's tool as it came."""
+    start = ['fgc']
     if tool.endswith('.py'):
-        tool = Path(sysconfig.get_path('purelib'), tool)
+        start, tool = ['python', '-m', 'fgc_mm'], Path(sysconfig.get_path('purelib'), tool)
     config = outside.folder / f'my_{folder[:3]}.py'
     config.write_text(CONFIG.format(name=name, folder=folder, root=str(demo_root)))
-    outside.run('-m', 'fgc_mm', tool, config)
+    outside.run(*start, tool, config)
     work_dir = outside.folder / 'work_dirs' / config.stem
     assert (work_dir / 'epoch_1.pth').is_file()
     copy = (work_dir / config.name).read_text()

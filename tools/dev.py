@@ -3,7 +3,7 @@
 """Sets the development environment up and runs things in it.
 
     python3 tools/dev.py demo     train and test the demo detector
-    python3 tools/dev.py test     lint, type check and tests
+    python3 tools/dev.py test     lint, type and import checks, tests
     python3 tools/dev.py setup    only the environment
     python3 tools/dev.py run ...  any command inside it
     python3 tools/dev.py audit    licenses and known vulnerabilities of the dependencies
@@ -50,13 +50,14 @@ def demo(line, work_dir):
 
 
 def test(line, slow, args):
-    """What CI runs: lint, types, tests; lint and types for the maintained line only."""
+    """What CI runs: lint, types, imports, tests; all but the tests for the maintained line only."""
     workers = str(min(os.cpu_count() or 1, 4))
     bin_dir = os.path.join(line.venv, 'bin')
     checks = [
         [os.path.join(bin_dir, 'ruff'), 'check', '.'],
         [os.path.join(bin_dir, 'ruff'), 'format', '--check', '.'],
         [os.path.join(bin_dir, 'mypy')],
+        [os.path.join(bin_dir, 'lint-imports'), '--no-cache', '--no-logo'],
     ]
     if slow or args or line.name != 'maintained':
         checks = []
@@ -98,7 +99,7 @@ def main():
     with_line.add_argument(
         '--line', choices=sorted(LINES), default='maintained', help='which OpenMMLab packages'
     )
-    sub = commands.add_parser('test', parents=[with_line], help='lint, type check and tests')
+    sub = commands.add_parser('test', parents=[with_line], help='all checks, and tests')
     sub.add_argument('--slow', action='store_true', help='the slow training checks instead')
     sub.add_argument('args', nargs='*', help='passed to pytest (after --)')
     sub = commands.add_parser('setup', parents=[with_line], help='only the environment')

@@ -35,11 +35,6 @@ def read_figures(path: Path) -> list[dict[str, Any]]:
     return tests
 
 
-def read_settings(path: Path) -> list[str]:
-    """What tells the tests in a file apart, see :func:`read_figures`; '' for a single one."""
-    return [point_label(point) for point in json.loads(path.read_text()).get('points', [{}])]
-
-
 def point_label(point: Mapping[str, Any]) -> str:
     """The setting of one test of several, such as ``budget=0.4, threshold=0.964``."""
     if 'budget' in point:

@@ -29,11 +29,5 @@ def write_csv(rows: Sequence[Row], path: Path) -> Path:
     return path
 
 
-def read_csv(path: Path) -> list[dict[str, str]]:
-    """The rows of a file, all as text."""
-    with open(path, newline='', encoding='utf-8') as file:
-        return list(csv.DictReader(file))
-
-
 def _cell(value: Any) -> Any:
     return f'{value:.6g}' if isinstance(value, float) else value

@@ -1,33 +1,36 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
 # PYTHON_ARGCOMPLETE_OK
-"""The command ``fgc``: one module a subcommand, imported when it is needed."""
+"""The command ``fgc``: one module a subcommand. What takes long to import is left to ``run``."""
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import sys
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Optional
 
-COMMANDS = {
-    'train': 'train',
-    'test': 'test',
-    'infer': 'infer',
-    'slim': 'slim',
-    'export': 'export',
-    'analyze': 'analyze',
-    'report': 'report',
-    'convert': 'convert',
-    'publish': 'publish',
-    'demo-data': 'demo_data',
-}
+import argcomplete
+
+COMMANDS = (
+    'train',
+    'test',
+    'infer',
+    'slim',
+    'export',
+    'analyze',
+    'report',
+    'convert',
+    'publish',
+    'demo-data',
+)
 
 
 def command(name: str) -> ModuleType:
     """The module of a subcommand: ``add_arguments(parser)``, ``run(args)`` and ``SUBJECT``."""
-    return importlib.import_module(f'.{COMMANDS[name]}', __package__)
+    return importlib.import_module(f'.{name.replace("-", "_")}', __package__)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -57,13 +60,13 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         argv (Sequence[str], optional): Its name and arguments. Defaults to None, those
             of the process.
     """
+    argv = sys.argv[1:] if argv is None else argv
     parser = build_parser()
-    try:
-        import argcomplete
-    except ImportError:  # no completion in the shell then
-        pass
-    else:
-        argcomplete.autocomplete(parser)
+    argcomplete.autocomplete(parser)
+    if argv and not argv[0].startswith('-') and argv[0] not in COMMANDS:
+        close = difflib.get_close_matches(argv[0], COMMANDS, 1)
+        hint = f', did you mean {close[0]!r}? There are' if close else ', but'
+        parser.error(f'there is no command {argv[0]!r}{hint} {", ".join(COMMANDS)}')
     args = parser.parse_args(argv)
     module = command(args.command)
 
@@ -76,5 +79,5 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
 
 
 def run_tool(name: str) -> None:
-    """What ``tools/NAME.py`` does: the subcommand of that name, with the arguments it was given."""
+    """What ``tools/*.py`` do: the subcommand of that name, with the arguments they were given."""
     main([name, *sys.argv[1:]])

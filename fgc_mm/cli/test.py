@@ -75,6 +75,6 @@ def run(args: argparse.Namespace) -> None:
         return
     threshold = dial.set_dial(runner, args)
     metrics = summary.add_derived(runner.test())
-    summary.print_summary(runner, metrics)
+    summary.print_summary(metrics)
     if suffix == '.json':
         summary.write_json(args.out, runner, args.config, args.checkpoint, metrics, **threshold)

@@ -4,7 +4,7 @@ from .contrast import contrast_loss
 from .layer_coupling import CouplingResult, LayerCoupling
 from .memory_bank import MemoryBank
 from .neighbors import ExactSearch, LabelSource, nearest_neighbors
-from .overlap import TurnoverMeter, neighbor_overlap, neighbor_turnover
+from .overlap import TurnoverMeter, neighbor_overlap
 from .parallel import map_layers, with_gradient
 
 __all__ = [
@@ -19,6 +19,5 @@ __all__ = [
     'map_layers',
     'nearest_neighbors',
     'neighbor_overlap',
-    'neighbor_turnover',
     'with_gradient',
 ]

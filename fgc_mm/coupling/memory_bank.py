@@ -174,7 +174,7 @@ class MemoryBank:
 
     @torch.no_grad()
     def update(self, indices: Tensor, vectors: Tensor) -> None:
-        """Move the rows of a batch towards its vectors.
+        """Move the rows of a batch toward its vectors.
 
         Args:
             indices (Tensor): B instance indices; may repeat.

@@ -85,25 +85,6 @@ def _as_unit(x: Tensor) -> Tensor:
     return x if bool(((lengths - 1).abs() < 1e-3).all()) else unit_rows(x)
 
 
-def neighbor_turnover(old: Tensor, new: Tensor) -> float:
-    """Share of the neighbors in ``new`` that are not in ``old``.
-
-    Args:
-        old (Tensor): B x k neighbors; a row that begins with -1 is unknown and
-            left out.
-        new (Tensor): B x k neighbors of the same instances, later.
-
-    Returns:
-        float: The share, 0 to 1; NaN if no row is known.
-    """
-    known = old[:, 0] >= 0
-    old, new = old[known], new[known]
-    count = int((new >= 0).sum())
-    if not count:
-        return math.nan
-    return 1 - int(shared_entries(new, old).sum()) / count
-
-
 class TurnoverMeter:
     """Turnover between the last two times that watched instances were seen.
 

@@ -1,18 +1,17 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
-from .annotation_checks import check_boxes, dataset_fault, xml_fault
+from .annotation_checks import check_boxes, dataset_fault
 from .cifar_binary import CIFARBinary
 from .demo.build import DEMO_KINDS, ensure_demo_data
 from .demo.digits import DIGIT_CLASSES
 from .demo.segmentation import SEG_CLASSES, SEG_PALETTE
 from .instance_index import (
     INSTANCE_KEY,
-    InstanceIndex,
     count_instances,
     install_instance_index,
     refuse_mixing,
 )
 from .path_checks import check_dataset_paths
-from .picture_checks import label_fault, name_broken_pictures, picture_fault
+from .picture_checks import name_broken_pictures, picture_fault
 
 __all__ = [
     'DEMO_KINDS',
@@ -21,17 +20,13 @@ __all__ = [
     'SEG_CLASSES',
     'SEG_PALETTE',
     'CIFARBinary',
-    'DataError',
-    'InstanceIndex',
     'check_boxes',
     'check_dataset_paths',
     'count_instances',
     'dataset_fault',
     'ensure_demo_data',
     'install_instance_index',
-    'label_fault',
     'name_broken_pictures',
     'picture_fault',
     'refuse_mixing',
-    'xml_fault',
 ]

@@ -2,16 +2,13 @@
 from .dial import ThresholdDial, calibration_batches
 from .gated_macs import GatedMACs, layer_rows
 from .gated_macs_hook import GatedMACsHook, PredictionCounter, read_macs
-from .table import format_table
 
 __all__ = [
     'GatedMACs',
     'GatedMACsHook',
     'PredictionCounter',
     'ThresholdDial',
-    'UsageError',
     'calibration_batches',
-    'format_table',
     'layer_rows',
     'read_macs',
 ]

@@ -50,7 +50,7 @@ def add_derived(metrics: dict[str, Any]) -> dict[str, Any]:
     return {**metrics, **derived}
 
 
-def print_summary(runner: Runner, metrics: dict[str, Any]) -> None:
+def print_summary(metrics: dict[str, Any]) -> None:
     """One line a figure, after all the log."""
     if not is_main_process():
         return

@@ -28,7 +28,7 @@ def recordable(model: nn.Module, form: str = 'masked') -> Iterator[dict[str, Ten
 
     Gated blocks run in the given form and leave no records, and adaptive
     average pooling is written as a product of matrices, which needs no fixed
-    image size. Afterwards the model is as before.
+    image size. Afterward the model is as before.
 
     Args:
         model (nn.Module): A model with gates.

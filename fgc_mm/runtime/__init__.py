@@ -8,9 +8,7 @@ from .task_model import forward_argument, unwrap
 __all__ = [
     'Attachments',
     'Callback',
-    'CheckpointError',
     'FiniteHook',
-    'NonFiniteError',
     'RandomStateHook',
     'SafeCheckpointHook',
     'forward_argument',

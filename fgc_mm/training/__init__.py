@@ -1,30 +1,26 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
 from .batch_shaping_hook import BatchShapingHook, batch_shaping
 from .beta import beta_cdf, beta_pdf
-from .budget.controller import BudgetController, BudgetState
+from .budget.controller import BudgetController
 from .budget.hook import BudgetHook
 from .density_hook import DensityHook
 from .fgc.hook import FGCHook
-from .gate_loss_hook import GateLossHook, records_of
+from .gate_loss_hook import GateLossHook
 from .l0_hook import L0Hook, l0
-from .schedules import Schedule, build_schedule, epochs_seen
+from .schedules import build_schedule, epochs_seen
 
 __all__ = [
     'BatchShapingHook',
     'BudgetController',
     'BudgetHook',
-    'BudgetState',
     'DensityHook',
     'FGCHook',
     'GateLossHook',
     'L0Hook',
-    'Schedule',
-    'UsageError',
     'batch_shaping',
     'beta_cdf',
     'beta_pdf',
     'build_schedule',
     'epochs_seen',
     'l0',
-    'records_of',
 ]

@@ -26,7 +26,7 @@ class BatchShapingHook(GateLossHook):
     """Adds ``loss_batch_shaping`` of "Batch-shaping for learning conditional
     channel gated networks" (Bejnordi et al.), weighted with zeta.
 
-    The probabilities of each channel over the batch are drawn towards a
+    The probabilities of each channel over the batch are drawn toward a
     Beta(a, b) distribution, see :func:`batch_shaping`.
 
     A small batch tells little about a distribution. ``gather`` and ``history``

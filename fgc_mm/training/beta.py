@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 
 def beta_cdf(x: Tensor, a: float, b: float) -> Tensor:
-    """Regularised incomplete beta function ``I_x(a, b)``, differentiable in x.
+    """Regularized incomplete beta function ``I_x(a, b)``, differentiable in x.
 
     Computed in float64 by its continued fraction. The gradient is the density
     ``x^(a-1) (1-x)^(b-1) / B(a, b)``. For a or b below 1 the density has no

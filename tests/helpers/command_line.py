@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn as nn
+from forget import forget_runs
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
-from mmengine.utils import ManagerMixin, import_modules_from_strings
+from mmengine.utils import import_modules_from_strings
 
 import fgc_mm  # noqa: F401
 from fgc_mm.gates import find_gates
@@ -71,21 +72,13 @@ def demo_checkpoint(monkeypatch):
     return write
 
 
-def subclasses(kind):
-    """A class's subclasses, theirs, and so on."""
-    for child in kind.__subclasses__():
-        yield child
-        yield from subclasses(child)
-
-
 @pytest.fixture
 def run_tool(monkeypatch, capfd):
     """Call ``tools/<name>.py`` with arguments; the exit code, stdout and stderr."""
 
     def run(name, *args):
         # A tool is a process of its own: nothing of an earlier one's is there.
-        for kind in subclasses(ManagerMixin):
-            kind._instance_dict.clear()
+        forget_runs()
         monkeypatch.setattr(sys, 'argv', [f'{name}.py', *map(str, args)])
         try:
             script = next(PROJECT.glob(f'*s/{name}.py'))  # of tools/ or experiments/
@@ -98,3 +91,16 @@ def run_tool(monkeypatch, capfd):
 
     monkeypatch.chdir(PROJECT)
     return run
+
+
+@pytest.fixture
+def trained(run_tool, short_options, tmp_path):
+    """``trained(config)``: the checkpoint of two steps."""
+
+    def train(config, *more):
+        options = short_options(config, *more)
+        code, _, err = run_tool('train', config, '--work-dir', tmp_path / 'work', *options)
+        assert code == 0, err
+        return str(tmp_path / 'work' / 'epoch_1.pth')
+
+    return train

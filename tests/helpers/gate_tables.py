@@ -1,6 +1,8 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
 """A small table of gates, worked out by hand where it matters."""
 
+import csv
+
 import numpy as np
 
 from fgc_mm.analysis.gate_table import GateTable
@@ -43,6 +45,12 @@ class Pictures:
 
     def read(self, number):
         return np.full((8, 8, 3), number % 256, np.uint8)
+
+
+def read_csv(path):
+    """The rows of a file, all as text."""
+    with open(path, newline='', encoding='utf-8') as file:
+        return list(csv.DictReader(file))
 
 
 def assert_labeled(figure, plots):

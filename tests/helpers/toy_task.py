@@ -9,47 +9,53 @@ import numpy as np
 import pytest
 import torch
 import torch.nn as nn
+from forget import forget_runs
 from mmengine.config import Config
 from mmengine.hooks import Hook
-from mmengine.logging import MessageHub, MMLogger
 from mmengine.model import BaseModel
-from mmengine.registry import MODELS, DefaultScope
+from mmengine.registry import MODELS
 from mmengine.runner import Runner
 from mmengine.structures import BaseDataElement
-from mmengine.visualization import Visualizer
 from torch.utils.data import Dataset
 
-import fgc_mm  # noqa: F401
+from fgc_mm.gates import find_gates
+from fgc_mm.runtime import unwrap
 
 BACKBONE = dict(type='GatedResNet', depth=18, base_channels=8, stem_channels=8)
 
 
 class ToyTask(BaseModel):
-    """A classifier; ``task_weight=0`` leaves the losses on gates alone."""
+    """A classifier; ``task_weight=0`` leaves the losses on gates alone, ``dynamic`` gates depend
+    on the image."""
 
-    def __init__(self, backbone=BACKBONE, task_weight=1.0):
+    def __init__(self, backbone=BACKBONE, task_weight=1.0, dynamic=False):
         super().__init__()
         self.backbone = MODELS.build(backbone)
         self.head = nn.LazyLinear(4)
         self.head(self.backbone.eval()(torch.zeros(1, 3, 32, 32))[-1].mean(dim=(2, 3)))
         self.task_weight = task_weight
+        for gate in find_gates(self).values() if dynamic else ():
+            nn.init.normal_(gate.fc2.weight, std=3)
+            nn.init.zeros_(gate.fc2.bias)
 
     def forward(self, inputs, data_samples=None, mode='tensor'):
-        inputs = torch.stack(inputs) if isinstance(inputs, list) else inputs
+        inputs = inputs if isinstance(inputs, torch.Tensor) else torch.stack(list(inputs))
         scores = self.head(self.backbone(inputs)[-1].mean(dim=(2, 3)))
         if mode == 'loss':
             labels = scores.new_tensor([s.label for s in data_samples], dtype=torch.long)
             loss = nn.functional.cross_entropy(scores, labels)
             return dict(loss_task=self.task_weight * loss)
+        if mode == 'predict':
+            return [BaseDataElement(score=score) for score in scores]
         return scores
 
 
 class ToyImages(Dataset):
     metainfo = dict()
 
-    def __init__(self, n=12):
+    def __init__(self, n=12, size=(32, 32)):
         generator = torch.Generator().manual_seed(0)
-        self.images = torch.randn(n, 3, 32, 32, generator=generator)
+        self.images = torch.randn(n, 3, *size, generator=generator)
 
     def __len__(self):
         return len(self.images)
@@ -77,9 +83,6 @@ class Probe(Hook):
             torch.manual_seed(self.seed + runner.iter)
 
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-        from fgc_mm.gates import find_gates
-        from fgc_mm.runtime import unwrap
-
         self.outputs.append({name: float(value.detach()) for name, value in outputs.items()})
         gates = find_gates(unwrap(runner.model))
         self.probs.append({n: g.record.probs.clone() for n, g in gates.items()})
@@ -92,8 +95,7 @@ def clean_up():
     torch.manual_seed(0)
     yield
     logging.shutdown()
-    for kept in (MMLogger, Visualizer, DefaultScope, MessageHub):
-        kept._instance_dict.clear()
+    forget_runs()
 
 
 @pytest.fixture

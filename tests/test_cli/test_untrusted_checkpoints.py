@@ -7,7 +7,9 @@ from pathlib import Path
 import malicious
 import pytest
 import torch
-from mmengine.config import Config, DictAction
+from mmengine.config import Config
+
+from fgc_mm.cli.config import merge_options
 
 GATED = 'configs/demo/resnet18_digits_gated.py'
 DENSE = 'configs/demo/resnet18_digits.py'
@@ -65,8 +67,7 @@ def call(run_tool, short_options, demo_root, tmp_path):
             (tmp_path / 'run').mkdir()
             shutil.copy(file, tmp_path / 'run')
             cfg = Config.fromfile(GATED)
-            pairs = (option.split('=', 1) for option in options[1:])
-            cfg.merge_from_dict({key: DictAction._parse_iterable(text) for key, text in pairs})
+            merge_options(cfg, options[1:])
             cfg.dump(tmp_path / 'run' / Path(GATED).name)
         return run_tool(*commands[use])
 

@@ -13,9 +13,9 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from forget import forget_runs
 from mmengine.config import Config
 from mmengine.config import utils as config_utils
-from mmengine.utils import ManagerMixin
 
 import fgc_mm  # noqa: F401
 
@@ -228,14 +228,7 @@ def train_and_test(data, tmp_path, monkeypatch):
 
     yield run
     logging.shutdown()
-    for kind in _subclasses(ManagerMixin):
-        kind._instance_dict.clear()
-
-
-def _subclasses(kind):
-    for child in kind.__subclasses__():
-        yield child
-        yield from _subclasses(child)
+    forget_runs()
 
 
 @pytest.fixture(scope='session')

@@ -1,45 +1,21 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
-"""A toy task for testing with a real Runner."""
+"""The toy task, tested: its gates depend on the image, and its images have several sizes."""
 
-import logging
 import uuid
 
 import pytest
 import torch
-import torch.nn as nn
+import toy_task
 from mmengine.config import Config
-from mmengine.logging import MessageHub, MMLogger
-from mmengine.model import BaseModel, BaseTTAModel
-from mmengine.registry import MODELS, DefaultScope
+from mmengine.model import BaseTTAModel
 from mmengine.runner import Runner
 from mmengine.structures import BaseDataElement
-from mmengine.visualization import Visualizer
-from torch.utils.data import Dataset
-
-import fgc_mm  # noqa: F401
-from fgc_mm.gates import find_gates
-
-BACKBONE = dict(type='GatedResNet', depth=18, base_channels=8, stem_channels=8)
+from toy_task import BACKBONE, clean_up  # noqa: F401
 
 
-class ToyTask(BaseModel):
-    """Predicts, with gates that depend on the image."""
-
+class ToyTask(toy_task.ToyTask):
     def __init__(self, backbone=BACKBONE, dynamic=True):
-        super().__init__()
-        self.backbone = MODELS.build(backbone)
-        self.head = nn.Conv2d(64, 2, 1)
-        if dynamic:
-            for gate in find_gates(self).values():
-                nn.init.normal_(gate.fc2.weight, std=3)
-                nn.init.zeros_(gate.fc2.bias)
-
-    def forward(self, inputs, data_samples=None, mode='tensor'):
-        images = inputs if isinstance(inputs, torch.Tensor) else torch.stack(list(inputs))
-        scores = self.head(self.backbone(images)[-1]).mean(dim=(2, 3))
-        if mode == 'loss':
-            return dict(loss=scores.sum())
-        return [BaseDataElement(score=score) for score in scores]
+        super().__init__(backbone, dynamic=dynamic)
 
 
 class ToyTTA(BaseTTAModel):
@@ -49,10 +25,9 @@ class ToyTTA(BaseTTAModel):
         ]
 
 
-class ToyImages(Dataset):
+class ToyImages(toy_task.ToyImages):
     """Images of several sizes: equal within a batch of two."""
 
-    metainfo = dict()
     sizes = [(32, 32), (32, 32), (64, 32), (64, 32), (48, 48)]
 
     def __init__(self, views=None):
@@ -64,24 +39,12 @@ class ToyImages(Dataset):
         ]
         self.views = views
 
-    def __len__(self):
-        return len(self.images)
-
     def __getitem__(self, index):
-        image = self.images[index]
+        item = super().__getitem__(index)
         if self.views is None:
-            return dict(inputs=image)
-        return dict(inputs=[image, image.flip(-1)][: self.views])
-
-
-@pytest.fixture(autouse=True)
-def clean_up():
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    logging.shutdown()
-    for kept in (MMLogger, Visualizer, DefaultScope, MessageHub):
-        kept._instance_dict.clear()
+            return item
+        views = [item, dict(item, inputs=item['inputs'].flip(-1))][: self.views]
+        return {key: [view[key] for view in views] for key in item}
 
 
 @pytest.fixture

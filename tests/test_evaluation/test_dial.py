@@ -6,29 +6,23 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn as nn
-from mmengine.model import BaseModel
 from mmengine.runner import Runner
-from mmengine.structures import BaseDataElement
+from toy_task import BACKBONE, ToyTask
 
 from fgc_mm.errors import UsageError
 from fgc_mm.evaluation import ThresholdDial
 from fgc_mm.evaluation.dial import calibration_batches
 from fgc_mm.gates import find_gates
 from fgc_mm.macs import count_macs
-from fgc_mm.nets import GatedResNet
 
 
-class Task(BaseModel):
-    def __init__(self, **kwargs):
-        super().__init__()
-        self.backbone = GatedResNet(18, base_channels=8, stem_channels=8, **kwargs)
-        for gate in find_gates(self).values():
-            nn.init.normal_(gate.fc2.weight)
-            nn.init.normal_(gate.fc2.bias)
-
-    def forward(self, inputs, data_samples=None, mode='tensor'):
-        self.backbone(torch.stack(list(inputs)))
-        return [BaseDataElement() for _ in inputs]
+def task(**backbone):
+    """Gates of all sorts: biases differ, too."""
+    model = ToyTask(dict(BACKBONE, **backbone))
+    for gate in find_gates(model).values():
+        nn.init.normal_(gate.fc2.weight)
+        nn.init.normal_(gate.fc2.bias)
+    return model.eval()
 
 
 @pytest.fixture
@@ -38,7 +32,7 @@ def batches():
 
 
 def test_a_budget_is_found(batches):
-    model = Task().eval()
+    model = task()
     dial = ThresholdDial(model, batches)
     thresholds = [dial.find(budget, tolerance=0.01) for budget in (0.45, 0.6, 0.8)]
     assert thresholds[0] > thresholds[1] > thresholds[2]
@@ -55,16 +49,15 @@ def test_a_budget_is_found(batches):
 
 def test_out_of_reach(batches):
     with pytest.raises(UsageError, match=r'budget=0.001 is out of reach: .* executes 0\.\d+ to 1'):
-        ThresholdDial(Task().eval(), batches).find(0.001)
+        ThresholdDial(task(), batches).find(0.001)
 
 
 def test_nothing_to_turn(batches):
     with pytest.raises(ValueError, match='the calibration set is empty'):
-        ThresholdDial(Task().eval(), [])
+        ThresholdDial(task(), [])
     with pytest.raises(ValueError, match='has no gates'):
-        ThresholdDial(Task(gate=None).eval(), batches).find(0.5)
-    model = Task(gate=None)
-    model.backbone = GatedResNet(18, base_channels=8, gate=dict(type='FBSGate'))
+        ThresholdDial(task(gate=None), batches).find(0.5)
+    model = ToyTask(dict(BACKBONE, gate=dict(type='FBSGate')))
     with pytest.raises(ValueError, match=r'FBSGate .* has no threshold'):
         ThresholdDial(model.eval(), batches).find(0.5)
 

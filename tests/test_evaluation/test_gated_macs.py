@@ -211,7 +211,7 @@ def test_losses_of_a_validation_are_left_alone(toy):
 
     class WithLoss(toy.task):
         def forward(self, inputs, data_samples=None, mode='tensor'):
-            samples = super().forward(inputs, data_samples, mode)
+            samples = super().forward(inputs, data_samples, 'predict')
             return [*samples, BaseDataElement(loss=dict(loss=torch.ones(())))]
 
     model = WithLoss().eval()

@@ -1,9 +1,9 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
 """experiments/decisions.py: other decisions in place of a network's own."""
 
-import importlib
 from pathlib import Path
 
+import decisions as bench
 import numpy as np
 import pytest
 import torch
@@ -14,17 +14,10 @@ from mmengine.registry import MODELS, DefaultScope
 from fgc_mm.errors import UsageError
 
 PROJECT = Path(__file__).parents[2]
-BENCHMARKS = PROJECT / 'benchmarks'
-
-
-@pytest.fixture
-def bench(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module('decisions')
 
 
 @pytest.mark.parametrize('within', [True, False])
-def test_every_picture_gets_the_decisions_of_another_one(bench, within):
+def test_every_picture_gets_the_decisions_of_another_one(within):
     classes = np.array([0, 1, 0, 2, 1, 0, 1])
     partner = bench.exchanged(classes, np.random.default_rng(0), within)
     assert sorted(partner) == list(range(7))
@@ -34,7 +27,7 @@ def test_every_picture_gets_the_decisions_of_another_one(bench, within):
     assert not within or (classes[partner] == classes).all()
 
 
-def test_static_opens_as_many_channels_the_most_used(bench):
+def test_static_opens_as_many_channels_the_most_used():
     table = make_table()
     masks = bench.decisions(table, 'static', seed=0)
     for name in LAYERS:
@@ -48,7 +41,7 @@ def test_static_opens_as_many_channels_the_most_used(bench):
     assert bench.decisions(table, 'own', seed=0) is None
 
 
-def test_exchange_keeps_what_is_open_over_all(bench):
+def test_exchange_keeps_what_is_open_over_all():
     table = make_table()
     for policy in ('class', 'other'):
         masks = bench.decisions(table, policy, seed=0)
@@ -81,7 +74,7 @@ def network(demo_checkpoint, demo_root, tmp_path):
     return make
 
 
-def test_a_network_under_every_policy(bench, network):
+def test_a_network_under_every_policy(network):
     """Its own decisions, imposed, give its own figures: they are those of the right pictures."""
     rows = bench.measure(*network(40), ['-2', '-1'], [0, 1])
     parts = ('coupled blocks', 'all blocks')
@@ -101,7 +94,7 @@ def test_a_network_under_every_policy(bench, network):
     assert text.count('\n') == 3 and '% saved)' in text
 
 
-def test_gates_that_scale_are_refused(bench, network):
+def test_gates_that_scale_are_refused(network):
     gate = "dict(type='FBSGate')"
     config, checkpoint = network(4, f'model = dict(backbone=dict(gate={gate}))')
     cfg = Config.fromfile(config)
@@ -112,6 +105,6 @@ def test_gates_that_scale_are_refused(bench, network):
         bench.measure(config, checkpoint, ['-1'], [0])
 
 
-def test_unknown_layers(bench, network):
+def test_unknown_layers(network):
     with pytest.raises(UsageError, match=r"^--layers: 'layer9' names no block"):
         bench.measure(*network(4), ['layer9'], [0])

@@ -5,43 +5,13 @@ import malicious
 import numpy as np
 import pytest
 import torch
-import torch.nn as nn
 from gate_collector import GateCollectorHook, openness
 from gate_tables import make_table
-from mmengine.model import BaseModel
 from mmengine.runner import Runner
-from mmengine.structures import BaseDataElement
-from torch.utils.data import Dataset
+from toy_task import BACKBONE, ToyImages, ToyTask
 
 from fgc_mm.analysis.gate_table import GateTable
 from fgc_mm.gates import find_gates
-from fgc_mm.nets import GatedResNet
-
-
-class Pictures(Dataset):
-    metainfo = dict()
-
-    def __init__(self, n=5):
-        self.images = torch.rand(n, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-
-    def __len__(self):
-        return len(self.images)
-
-    def __getitem__(self, index):
-        return dict(inputs=self.images[index])
-
-
-class Task(BaseModel):
-    def __init__(self, **kwargs):
-        super().__init__()
-        self.backbone = GatedResNet(18, base_channels=8, **kwargs)
-        for gate in find_gates(self).values():
-            nn.init.normal_(gate.fc2.weight)
-            nn.init.normal_(gate.fc2.bias)
-
-    def forward(self, inputs, data_samples=None, mode='tensor'):
-        self.backbone(torch.stack(list(inputs)))
-        return [BaseDataElement() for _ in inputs]
 
 
 def runner_for(model, work_dir):
@@ -49,7 +19,7 @@ def runner_for(model, work_dir):
         model=model,
         work_dir=str(work_dir),
         test_dataloader=dict(
-            dataset=Pictures(),
+            dataset=ToyImages(5),
             sampler=dict(type='DefaultSampler', shuffle=False),
             batch_size=2,
             num_workers=0,
@@ -63,13 +33,13 @@ def runner_for(model, work_dir):
 
 def test_the_records_of_all_pictures(tmp_path):
     torch.manual_seed(0)
-    model = Task()
+    model = ToyTask(dynamic=True)
     runner, collector = runner_for(model, tmp_path), GateCollectorHook()
     runner.register_hook(collector)
     for _ in range(2):  # a second pass starts anew
         runner.test()
         with torch.no_grad():
-            model.backbone(Pictures().images)
+            model.backbone(ToyImages(5).images)
         expected = {name: gate.record for name, gate in find_gates(model).items()}
         assert list(collector.records) == list(expected)
         for name, record in expected.items():
@@ -82,9 +52,9 @@ def test_the_records_of_all_pictures(tmp_path):
 
 
 def test_a_model_without_gates(tmp_path):
-    runner = runner_for(Task(gate=None), tmp_path)
+    runner = runner_for(ToyTask(dict(BACKBONE, gate=None)), tmp_path)
     runner.register_hook(GateCollectorHook())
-    with pytest.raises(ValueError, match='the model Task has no gates'):
+    with pytest.raises(ValueError, match='the model ToyTask has no gates'):
         runner.test()
 
 

@@ -4,7 +4,6 @@
 import functools
 import importlib
 import json
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,12 +12,9 @@ from mmengine.config import Config
 from mmengine.config import utils as config_utils
 from runs import Run
 
-BENCHMARKS = Path(__file__).parents[2] / 'experiments'
-
 
 @pytest.fixture
-def modules(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
+def modules():
     names = ('results_rows', 'results_kept', 'results_table', 'results')
     return SimpleNamespace(**{name: importlib.import_module(name) for name in names})
 

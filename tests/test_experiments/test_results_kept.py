@@ -52,7 +52,6 @@ pathlib.Path(args.out).write_text(json.dumps(dict(metrics=dict(metrics, names=['
 @pytest.fixture
 def results(monkeypatch):
     """The program, which takes its arguments and gives the exit code or message."""
-    monkeypatch.syspath_prepend(str(PROJECT / 'benchmarks'))
     monkeypatch.chdir(PROJECT)
     module = importlib.import_module('results')
     importlib.import_module('results_kept')._config.cache_clear()

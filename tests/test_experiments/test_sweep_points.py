@@ -9,18 +9,12 @@ import pytest
 from gate_tables import assert_labeled
 from hook_fields import set_fields
 from mmengine.config import Config
+from sweep_figures import collect, sweep_figure
 from sweep_points import ABLATIONS, Point, curves, grid, make_runs
 
 import fgc_mm  # noqa: F401
 from fgc_mm.analysis import style
-from fgc_mm.analysis.tradeoff import (
-    collect,
-    metric_unit,
-    sweep_figure,
-    task_metric,
-    tradeoff_figure,
-    write_table,
-)
+from fgc_mm.analysis.tradeoff import metric_unit, task_metric, tradeoff_figure, write_table
 
 HOOKS = [
     dict(type='L0Hook', rho=dict(start=0, end=200, value=0.4)),

@@ -4,7 +4,6 @@ from mmengine.config import Config
 from mmengine.registry import DATASETS, HOOKS, METRICS, MODELS
 
 import fgc_mm  # noqa: F401
-from fgc_mm.__main__ import find_script
 from fgc_mm.errors import UsageError
 from fgc_mm.runtime.config_files import read_config
 from fgc_mm.runtime.config_scopes import find_config
@@ -44,7 +43,7 @@ def test_a_base_that_is_not_there_is_named():
         ('mmseg::fcn/fcn_r18-d8_4xb2-80k_cityscapes-512x1024.py', 'EncoderDecoder'),
     ],
 )
-def test_tools_take_the_names_of_configs_as_well(name, model):
+def test_commands_take_the_names_of_configs_as_well(name, model):
     assert find_config(name).is_file()
     assert read_config(name).model.type == model
 
@@ -59,12 +58,6 @@ def test_tools_take_the_names_of_configs_as_well(name, model):
 def test_names_of_nothing(name, message):
     with pytest.raises(UsageError, match=message):
         read_config(name)
-
-
-def test_a_tool_that_is_not_there_is_answered_with_those_that_are():
-    assert find_script('train').is_file()
-    with pytest.raises(SystemExit, match=r'tarin is neither a tool nor a script.* slim, .*train'):
-        find_script('tarin')
 
 
 @pytest.mark.parametrize('scope', ['mmengine', 'mmdet', 'mmseg', 'mmpretrain'])

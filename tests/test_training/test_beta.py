@@ -14,7 +14,7 @@ SHAPES = [(0.6, 0.4), (0.4, 0.6), (1, 1), (0.1, 0.1), (2, 5), (50, 40), (0.05, 3
 
 
 def points(dtype):
-    """The whole interval, dense towards both ends."""
+    """The whole interval, dense toward both ends."""
     near_0 = torch.logspace(-35, -1, 200, dtype=torch.float64)
     near_1 = 1 - torch.logspace(-16, -1, 200, dtype=torch.float64)
     return torch.cat([torch.linspace(0, 1, 501, dtype=torch.float64), near_0, near_1]).to(dtype)

@@ -299,7 +299,7 @@ def test_positional_batches_and_data_samples_reach_the_loss(make_runner, toy):
         assert seen == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
 
 
-def test_a_misspelt_key_is_named():
+def test_a_misspelled_key_is_named():
     with pytest.raises(TypeError, match=r"L0Hook.*'roh'"):
         HOOKS.build(dict(type='L0Hook', roh=0.4))
 

@@ -290,7 +290,7 @@ def test_mistakes_show_before_the_first_step(make_runner, toy):
     def refused(message, *hooks, model=None):
         runner = make_runner(hooks, model=model)
         start = [p.clone() for p in runner.model.parameters()]
-        runner._init_model_weights = lambda: None
+        runner.model.init_weights = lambda: None
         with pytest.raises(UsageError, match=message):
             runner.train()
         assert runner.iter == 0

@@ -164,9 +164,9 @@ class Images(Dataset):
         return dict(inputs=image, data_samples=self.make_sample(*size))
 
 
-def make_runner(scope, model, make_sample, sizes, work_dir, batch_size=2):
+def make_runner(scope, model, make_sample, sizes, work_dir, batch_size=2, images=Images):
     loader = dict(
-        dataset=Images(make_sample, sizes),
+        dataset=images(make_sample, sizes),
         sampler=dict(type='DefaultSampler', shuffle=False),
         batch_size=batch_size,
         num_workers=0,
@@ -304,8 +304,8 @@ def test_test_time_augmentation_of_the_packages(scope, model, make_sample, tta, 
 
     plain = make_runner(scope, model(), make_sample, sizes, tmp_path, 1)
     once = plain.test()
-    runner = make_runner(scope, {**tta, 'module': model()}, make_sample, sizes, tmp_path, 1)
-    runner._test_dataloader['dataset'] = Views(make_sample, sizes)
+    model = {**tta, 'module': model()}
+    runner = make_runner(scope, model, make_sample, sizes, tmp_path, 1, Views)
     twice = runner.test()
     for part in ('backbone', 'model'):
         assert twice[f'macs/{part}_dense_G'] == pytest.approx(2 * once[f'macs/{part}_dense_G'])

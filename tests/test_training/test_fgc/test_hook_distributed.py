@@ -1,19 +1,15 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
 """Feature-Gate Coupling in two processes, through tools/train.py."""
 
-import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from two_processes import results_of_ranks, train_in_two_processes
 
 from fgc_mm.coupling import LayerCoupling
 from fgc_mm.training.fgc.bank_files import read_banks
 
-REPOSITORY = Path(__file__).parents[2]
 GATES = ['backbone.layer3.1.gate1', 'backbone.layer3.2.gate1']
 
 # What every rank writes down, in a module the config imports.
@@ -97,26 +93,10 @@ def launch(digits_cfg, tmp_path):
             'model.head.loss': dict(type='CrossEntropyLoss', loss_weight=0.0),
         },
     )
-    cfg.dump(str(tmp_path / 'cfg.py'))
 
     def run(work_dir, *arguments):
-        env = {
-            **os.environ,
-            'PYTHONPATH': os.pathsep.join((str(REPOSITORY), str(tmp_path))),
-            'OMP_NUM_THREADS': '1',
-            'CUDA_VISIBLE_DEVICES': '',
-        }
-        command = [
-            sys.executable, '-m', 'torch.distributed.run', '--standalone',
-            '--nproc_per_node', '2', 'tools/train.py',
-            str(tmp_path / 'cfg.py'), '--launcher', 'pytorch', '--work-dir', str(work_dir),
-            *arguments,
-        ]  # fmt: skip
-        done = subprocess.run(
-            command, cwd=REPOSITORY, env=env, capture_output=True, text=True, timeout=600
-        )
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-        return [torch.load(work_dir / f'rank{rank}.pth', weights_only=True) for rank in (0, 1)]
+        done = train_in_two_processes(cfg, tmp_path, *arguments, work_dir=work_dir)
+        return results_of_ranks(done, work_dir / 'rank{}.pth')
 
     return run
 

@@ -107,7 +107,7 @@ def test_a_wheel_of_the_other_line_is_not_used(dev, line, tmp_path, monkeypatch)
     (other,) = set(WHEELS) - {line.name}
     make_wheel(tmp_path / WHEELS[other], OPS)
     monkeypatch.setenv('FGC_MM_WHEELS', str(tmp_path))
-    with pytest.raises(dev.UsageError, match=r'FGC_MM_WHEELS=.* holds no usable wheel'):
+    with pytest.raises(dev.SetupError, match=r'FGC_MM_WHEELS=.* holds no usable wheel'):
         line.mmcv_wheel()
 
 
@@ -115,7 +115,7 @@ def test_no_compiler(dev, line, tmp_path, monkeypatch):
     monkeypatch.setenv('PATH', str(tmp_path))
     monkeypatch.delenv('CXX', raising=False)
     with pytest.raises(
-        dev.UsageError, match=r'no C\+\+ compiler was found(.|\n)*apt-get install g'
+        dev.SetupError, match=r'no C\+\+ compiler was found(.|\n)*apt-get install g'
     ):
         line.build_mmcv(str(tmp_path), 'cpu')
 
@@ -125,7 +125,7 @@ def test_a_failing_build_shows_the_end_of_its_log_and_leaves_no_wheel(dev, line,
     fake.write_text('#!/bin/sh\necho "error: no space left on device"; exit 1\n')
     fake.chmod(0o755)
     line.python = str(fake)
-    with pytest.raises(dev.UsageError, match='no space left on device'):
+    with pytest.raises(dev.SetupError, match='no space left on device'):
         line.build_mmcv(str(tmp_path), 'cpu')
     assert sorted(p.name for p in tmp_path.iterdir()) == ['build.log', 'python']
 
@@ -133,7 +133,7 @@ def test_a_failing_build_shows_the_end_of_its_log_and_leaves_no_wheel(dev, line,
 def test_wrong_python(dev, tmp_path, monkeypatch):
     monkeypatch.setattr(dev.sys, 'version_info', (3, 9, 1))
     monkeypatch.setenv('PATH', str(tmp_path))
-    with pytest.raises(dev.UsageError, match=r'needs Python 3\.11(.|\n)*python3\.11 tools/dev.py'):
+    with pytest.raises(dev.SetupError, match=r'needs Python 3\.11(.|\n)*python3\.11 tools/dev.py'):
         dev.find_python()
 
 
@@ -146,7 +146,7 @@ def test_no_network(dev, tmp_path, monkeypatch):
     monkeypatch.setenv('PIP_INDEX_URL', 'http://127.0.0.1:9/simple')
     monkeypatch.setenv('PIP_RETRIES', '0')
     with pytest.raises(
-        dev.UsageError, match=r'Installing uv with pip failed(.|\n)*check the network'
+        dev.SetupError, match=r'Installing uv with pip failed(.|\n)*check the network'
     ):
         dev.find_uv(sys.executable)
 
@@ -156,7 +156,7 @@ def test_mmcv_without_ops_is_noticed_after_installing(dev, line, monkeypatch):
     monkeypatch.setattr(line, 'mmcv_wheel', lambda: 'the.whl')
     monkeypatch.setattr(dev, 'CHECK_OPS', 'raise ImportError("no _ext")')
     os.makedirs(line.venv)
-    with pytest.raises(dev.UsageError, match=r'compiled ops do not work(.|\n)*Remove the\.whl'):
+    with pytest.raises(dev.SetupError, match=r'compiled ops do not work(.|\n)*Remove the\.whl'):
         line.setup()
     assert not os.path.exists(line.stamp)
 

@@ -12,7 +12,7 @@ from fgc_mm.datasets import DEMO_KINDS, ensure_demo_data
 from fgc_mm.datasets.demo import build
 from fgc_mm.datasets.demo.digits import load_digits
 
-REPO = Path(__file__).parents[2]
+REPO = Path(__file__).parents[3]
 # The quickest kind, for tests of the building itself.
 KIND = 'segmentation'
 

@@ -2,10 +2,9 @@
 import json
 
 import pytest
-from gate_tables import assert_labeled
+from gate_tables import assert_labeled, read_csv
 
 from fgc_mm.analysis import training
-from fgc_mm.analysis.tables import read_csv
 from fgc_mm.errors import UsageError
 
 GATE = 'gate/openness/backbone.layer1.0.gate1'

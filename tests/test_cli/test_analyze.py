@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from gate_tables import read_csv
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
 
 from fgc_mm.analysis import gather as gather_module
 from fgc_mm.analysis.gate_table import GateTable
 from fgc_mm.analysis.gather import build_dataset
-from fgc_mm.analysis.tables import read_csv
 from fgc_mm.gates import find_gates
 
 CONFIGS = {

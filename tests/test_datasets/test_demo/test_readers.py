@@ -14,18 +14,7 @@ from sklearn import datasets as sklearn_datasets
 from fgc_mm.datasets import DIGIT_CLASSES, SEG_CLASSES, SEG_PALETTE
 
 TARGETS = sklearn_datasets.load_digits().target
-CONFIGS = Path(__file__).parents[2] / 'configs' / '_base_'
-
-
-@pytest.fixture(autouse=True)
-def _scope():
-    """Leave no default scope behind for other tests."""
-    from mmengine.registry import DefaultScope
-
-    instances = dict(DefaultScope._instance_dict)
-    yield
-    DefaultScope._instance_dict.clear()
-    DefaultScope._instance_dict.update(instances)
+CONFIGS = Path(__file__).parents[3] / 'configs' / '_base_'
 
 
 @pytest.mark.parametrize(('split', 'count'), [('train', 2 * 1437), ('val', 360)])
