@@ -36,8 +36,8 @@ from mmengine.logging import MMLogger
 from mmengine.registry import MODELS
 from speed_models import static_widths, width
 
+from fgc_mm.files import write_files
 from fgc_mm.gates import find_gates
-from fgc_mm.inference import write_files
 from fgc_mm.inference.export_block import recordable
 from fgc_mm.inference.export_formats import FORMATS, Onnx, Run, record
 from fgc_mm.inference.export_parts import BackbonePart, Recorded

@@ -30,14 +30,13 @@ import torch
 import torch.nn.functional as F
 from fgc_layers import PlainCoupling, batch_of, run_ours, run_plain, trained_layer
 from fgc_plot import draw
-from torch import Tensor
 
 from fgc_mm.coupling import (
     ApproximateSearch,
+    CouplingResult,
     MemoryBank,
     map_layers,
     nearest_neighbors,
-    with_gradient,
 )
 from fgc_mm.coupling.memory_bank import unit_rows
 
@@ -267,14 +266,11 @@ def step(args) -> None:
             # As FGCHook does.
             records = [gate.record for gate in coupled]
 
-            def couple(n: int) -> tuple[Tensor, Tensor]:
-                logits = records[n].logits.detach().requires_grad_()
-                value = layers[n].loss(records[n].feature, logits, indices).loss
-                return value, torch.autograd.grad(value, logits)[0]
+            def couple(n: int) -> CouplingResult:
+                return layers[n].loss(records[n].feature, records[n].logits, indices)
 
-            done = map_layers(couple, range(len(layers)), indices.device)
-            for record, known in zip(records, done, strict=True):
-                loss = loss + 0.003 * with_gradient(record.logits, *known)
+            for result in map_layers(couple, range(len(layers)), indices.device):
+                loss = loss + 0.003 * result.loss
             for record, layer in zip(records, layers, strict=True):
                 layer.update(record.feature, record.logits, indices)
         optimizer.zero_grad()

@@ -30,6 +30,7 @@ from mmengine.hooks import Hook
 
 import fgc_mm  # noqa: F401  registers gates, backbones and hooks
 from fgc_mm.cli.run import run as run_command
+from fgc_mm.files import write_files
 from fgc_mm.runtime import FiniteHook, launch
 
 ROOT = Path(__file__).parents[1]
@@ -151,7 +152,7 @@ def main() -> None:
     print('\ngrowth of the last three quarters: ', {k: round(v, 2) for k, v in growth.items()})
     print(f'memory: {100 * share:+.2f} %; {finite.skipped} batches were skipped')
     if args.out:
-        Path(args.out).write_text(json.dumps(measure.rows, indent=1) + '\n')
+        write_files({args.out: json.dumps(measure.rows, indent=1) + '\n'})
     worse = [name for name in COLUMNS[3:] if growth[name] > 1]
     if share > 0.02:
         worse.insert(0, 'rss_MiB')

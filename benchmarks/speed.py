@@ -55,6 +55,7 @@ from speed_models import (
 )
 from speed_plot import draw, table
 
+from fgc_mm.files import write_files
 from fgc_mm.inference import keep_memory
 from fgc_mm.macs import count_macs
 
@@ -292,10 +293,7 @@ def main() -> None:
         rows += fresh
         if args.out:
             content = dict(arguments=vars(args), rows=[asdict(row) for row in rows])
-            args.out.parent.mkdir(parents=True, exist_ok=True)
-            part = args.out.with_name(args.out.name + '.part')
-            part.write_text(json.dumps(content, indent=1, default=str) + '\n')
-            part.replace(args.out)
+            write_files({args.out: json.dumps(content, indent=1, default=str) + '\n'})
     if args.plot:
         draw([asdict(row) for row in rows], args.plot)
 

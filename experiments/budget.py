@@ -34,6 +34,7 @@ from sweep_points import Point, make_runs
 import fgc_mm  # noqa: F401  registers gates, backbones and hooks
 from fgc_mm.analysis import style
 from fgc_mm.analysis.tradeoff import RATIO, metric_label, task_metric
+from fgc_mm.files import write_files
 
 PROJECT = Path(__file__).parents[1]
 TOOLS = PROJECT / 'tools'
@@ -268,8 +269,7 @@ def main() -> None:
     for name, (metric, results) in done.items():
         lines += table(name, metric, results) if results else []
     text = '\n'.join(lines) + '\n'
-    work_dir.mkdir(parents=True, exist_ok=True)
-    (work_dir / 'budget.md').write_text(text)
+    write_files({work_dir / 'budget.md': text})
     style.save(draw(done), work_dir / 'budget')
     print(f'\n{text}\nwritten: budget.md, budget.png and budget.svg in {work_dir}')
     if failed:

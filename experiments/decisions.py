@@ -44,7 +44,7 @@ from fgc_mm.analysis.tradeoff import RATIO, task_metric
 from fgc_mm.cli.run import run as run_command
 from fgc_mm.errors import UsageError
 from fgc_mm.evaluation.summary import add_derived, add_macs_hook
-from fgc_mm.files import check_file
+from fgc_mm.files import check_file, write_files
 from fgc_mm.gates import find_gates
 from fgc_mm.runtime import launch, unwrap
 from fgc_mm.runtime.config_files import read_config
@@ -210,7 +210,7 @@ def main() -> None:
     for name, (config, checkpoint) in zip(names, trained, strict=True):
         measured[name] = measure(config, checkpoint, args.layers, args.seeds)
         if out:  # what is done stays if the next one fails
-            Path(out).write_text(json.dumps(measured, indent=1) + '\n')
+            write_files({out: json.dumps(measured, indent=1) + '\n'})
     print('\n' + show(measured))
 
 

@@ -34,6 +34,7 @@ from runs import Run
 import fgc_mm  # noqa: F401  registers gates, backbones and hooks
 from fgc_mm.analysis.gather import set_aside
 from fgc_mm.coupling import neighbor_overlap
+from fgc_mm.files import write_files
 from fgc_mm.gates import select_blocks, set_threshold
 from fgc_mm.runtime import launch, unwrap
 
@@ -172,7 +173,7 @@ def compare(gated: Point, fgc: Point, seed: int, k: int) -> dict:
         threshold = 0.5 if share == wanted else network.threshold_for(wanted)
         result[name] = network.figures(threshold, layers, k)
         result[name]['openness_at_half'] = share
-    store.write_text(json.dumps(result, indent=2) + '\n')
+    write_files({store: json.dumps(result, indent=2) + '\n'})
     return result
 
 

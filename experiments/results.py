@@ -52,6 +52,7 @@ import fgc_mm  # noqa: F401  registers gates, backbones and hooks
 from fgc_mm.analysis import style
 from fgc_mm.analysis.tradeoff import tradeoff_figure
 from fgc_mm.errors import UsageError
+from fgc_mm.files import write_files
 from fgc_mm.runtime.config_files import read_config
 
 TITLES = dict(
@@ -227,9 +228,10 @@ def write(plan: Plan, folder: Path, kept: Kept) -> None:
         rows = tradeoff_rows(curves, metric)
         if len(rows) > 2:
             style.save(tradeoff_figure(rows, metric, name), folder / f'tradeoff_{name}')
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / 'results.md').write_text(tables(plan, plan, kept), encoding='utf-8')
-    (folder / 'results.json').write_text(json.dumps(everything, indent=1) + '\n')
+    figures_of_all = json.dumps(everything, indent=1) + '\n'
+    write_files(
+        {folder / 'results.md': tables(plan, plan, kept), folder / 'results.json': figures_of_all}
+    )
 
 
 def tables(shown: Plan, plan: Plan, kept: Kept) -> str:

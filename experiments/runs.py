@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from fgc_mm.analysis.figures_file import read_figures
+from fgc_mm.files import write_files
 from fgc_mm.runtime.safe_loading import FLAG
 
 
@@ -82,8 +83,7 @@ class Run:
         record = json.dumps(dict(options=list(self.options), seed=self.seed))
         for path, content in ((self.config, self._text()), (self.folder / 'run.json', record)):
             if not path.exists():
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(content)
+                write_files({path: content})
             elif path.read_text() != content:
                 raise ValueError(
                     f'{self.folder} holds a run with other settings (see {path}); choose another '

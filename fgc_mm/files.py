@@ -6,39 +6,103 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Union
+from typing import Any, BinaryIO, Union
 
 from .errors import UsageError
 
 PARTIAL = '.partial'
 """Ending of a file that is still being written. No checkpoint has it."""
 
+Content = Union[str, bytes, memoryview, Callable[[BinaryIO], Any]]
+
+
+def write_files(files: Mapping[Union[str, Path], Content]) -> None:
+    """Write one or more files, as a whole: all of them or none.
+
+    Older files of these names stay as they are until the last byte of the new ones is on the
+    disk. Folders are made where they are missing.
+
+    Args:
+        files (Mapping): Path -> text, bytes, or a function that writes to the open file, such as
+            ``partial(torch.save, weights)``.
+    """
+    for path in files:
+        if os.path.isdir(path):
+            raise IsADirectoryError(f'{path} is a folder, a file is to be written there')
+    # Another process may be writing the same file.
+    with replacing(f'.{os.getpid()}{PARTIAL}') as stage:
+        for path, content in files.items():
+            os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+            with open(stage(str(path)), 'wb') as file:
+                if callable(content):
+                    content(file)
+                else:
+                    file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextlib.contextmanager
+def replacing(ending: str = PARTIAL) -> Iterator[Callable[[str], str]]:
+    """Files that get their names together, once all are complete and on the disk.
+
+    Before the first has its name, an error removes all of them.
+
+    Args:
+        ending (str): What their names end with until then. Defaults to :data:`PARTIAL`.
+
+    Yields:
+        Callable: From the name a file shall have to the one to write it under. They are renamed
+        in the order of these calls.
+    """
+    paths: list[str] = []
+
+    def stage(path: str) -> str:
+        paths.append(path)
+        return path + ending
+
+    named = False
+    try:
+        yield stage
+        for path in paths:
+            _sync(path + ending)
+        for path in paths:
+            os.replace(path + ending, path)
+            named = True
+            _sync_name(path)
+    except BaseException:
+        for path in () if named else paths:
+            discard(path + ending)
+        raise
+
 
 def partial_path(path: str) -> str:
-    """Where a file is written before it gets its name: ``epoch_3.pth.partial``."""
+    """Where a checkpoint, or what belongs to it, is written before it gets its name."""
     return path + PARTIAL
 
 
-def sync_file(path: str) -> None:
-    """Wait until the content of a file is on the disk."""
+def finish(path: str) -> None:
+    """Give a file its name that was complete when its writer was killed.
+
+    Args:
+        path (str): The name; the file is at its :func:`partial_path`.
+    """
+    os.replace(partial_path(path), path)
+    _sync_name(path)
+
+
+def _sync_name(path: str) -> None:
+    if hasattr(os, 'O_DIRECTORY'):  # the new name, too, has to reach the disk
+        _sync(os.path.dirname(os.path.abspath(path)))
+
+
+def _sync(path: str) -> None:
+    """Wait until the content of a file or folder is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def put_in_place(partial: str, path: str) -> None:
-    """Give a complete file its name, in place of what had that name before.
-
-    Args:
-        partial (str): The file, its content already on the disk.
-        path (str): The name, in any folder of the same file system.
-    """
-    os.replace(partial, path)
-    if hasattr(os, 'O_DIRECTORY'):  # the new name, too, has to reach the disk
-        sync_file(os.path.dirname(os.path.abspath(path)))
 
 
 def discard(path: str) -> None:

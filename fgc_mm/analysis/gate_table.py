@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, Union
 
 import numpy as np
 
+from ..files import write_files
 from ..gates import match_blocks
 
 MACS = ('backbone_executed', 'backbone_dense', 'model_executed', 'model_dense')
@@ -125,7 +125,7 @@ class GateTable:
         return getattr(self, space)[layer]
 
     def save(self, path: Path) -> None:
-        """Write an ``.npz`` file; an older one stays until this one is whole."""
+        """Write an ``.npz`` file."""
         arrays: dict[str, np.ndarray] = {name: getattr(self, name) for name in _ARRAYS}
         for number, layer in enumerate(self.layers):
             arrays[f'logits{number}'] = self.logits[layer]
@@ -139,11 +139,7 @@ class GateTable:
             info=self.info,
         )
         arrays['header'] = np.frombuffer(json.dumps(header).encode(), np.uint8)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_name(path.name + '.part')
-        with open(fresh, 'wb') as file:
-            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-        os.replace(fresh, path)
+        write_files({path: lambda file: np.savez_compressed(file, **arrays)})  # type: ignore[arg-type]
 
     @classmethod
     def load(cls, path: Path) -> GateTable:

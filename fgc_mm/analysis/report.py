@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
 from ..errors import DataError, UsageError
+from ..files import write_files
 from ..tasks import TASKS
 from .gather import check_max_images, gather
 from .optional_packages import need
@@ -73,10 +73,7 @@ def write_report(
         differences=differences(runs),
         layers=data['layers'],
     )
-    out.parent.mkdir(parents=True, exist_ok=True)
-    fresh = out.with_name(out.name + '.part')
-    fresh.write_text(text, encoding='utf-8')
-    os.replace(fresh, out)
+    write_files({out: text})
     return runs
 
 

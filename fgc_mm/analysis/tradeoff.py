@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any, Optional
 
 from matplotlib.figure import Figure
 
+from ..files import write_files
 from ..tasks import TASKS, main_metrics
 from . import style
 
@@ -99,21 +101,21 @@ def write_table(rows: Sequence[Row], metric: str, folder: Path, name: str = 'tab
     Returns:
         str: The table in markdown.
     """
-    with open(folder / f'{name}.csv', 'w', newline='', encoding='utf-8') as file:
-        writer = csv.writer(file)
-        columns = (f'{figure}_{what}' for figure in (metric, RATIO) for what in ('mean', 'std'))
-        writer.writerow(['setting', 'runs', *columns])
-        for row in rows:
-            numbers = [_mean(row.metric), spread(row.metric), _mean(row.ratio), spread(row.ratio)]
-            cells = ['' if number is None else f'{number:.6g}' for number in numbers]
-            writer.writerow([row.label, len(row.metric), *cells])
+    table = io.StringIO()
+    writer = csv.writer(table)
+    columns = (f'{figure}_{what}' for figure in (metric, RATIO) for what in ('mean', 'std'))
+    writer.writerow(['setting', 'runs', *columns])
+    for row in rows:
+        numbers = [_mean(row.metric), spread(row.metric), _mean(row.ratio), spread(row.ratio)]
+        cells = ['' if number is None else f'{number:.6g}' for number in numbers]
+        writer.writerow([row.label, len(row.metric), *cells])
     lines = [f'| setting | runs | {metric} | {RATIO} |', '| --- | --- | --- | --- |']
     lines += [
         f'| {row.label} | {len(row.metric)} | {_cell(row.metric)} | {_cell(row.ratio)} |'
         for row in rows
     ]
     text = '\n'.join(lines) + '\n'
-    (folder / f'{name}.md').write_text(text, encoding='utf-8')
+    write_files({folder / f'{name}.csv': table.getvalue(), folder / f'{name}.md': text})
     return text
 
 

@@ -68,8 +68,8 @@ def print_report(result: Any, args: argparse.Namespace) -> None:
 
 def run(args: argparse.Namespace) -> None:
     from ..errors import UsageError
-    from ..files import check_file
-    from ..inference import export_checkpoint, write_files
+    from ..files import check_file, write_files
+    from ..inference import export_checkpoint
     from ..runtime import launch
     from ..runtime.config_files import existing
     from ..versions import __version__

@@ -11,6 +11,7 @@ import ast
 import json
 import os
 import re
+from functools import partial
 from pathlib import Path
 
 from ..errors import UsageError
@@ -56,8 +57,10 @@ def check_owner(config: Path, target: Path) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from ..files import check_folder
-    from ..inference import format_slim_report, slim_checkpoint, write_files
+    import torch
+
+    from ..files import check_folder, write_files
+    from ..inference import format_slim_report, slim_checkpoint
     from ..runtime import launch
     from ..runtime.config_files import existing
     from .config import load_config
@@ -81,7 +84,8 @@ def run(args: argparse.Namespace) -> None:
     slim_cfg, weights, report = slim_checkpoint(cfg, runner, checkpoint, args.split, args.tolerance)
     slim_cfg.load_from = os.path.abspath(target)
     text = json.dumps(report, indent=2, default=float) + '\n'
-    write_files({target: weights, config: slim_cfg.pretty_text, target.with_suffix('.json'): text})
+    saved = partial(torch.save, weights)
+    write_files({target: saved, config: slim_cfg.pretty_text, target.with_suffix('.json'): text})
     print(format_slim_report(report))
     print(
         f'\nConfig      {config}\nCheckpoint  {target}\nReport      {target.with_suffix(".json")}'

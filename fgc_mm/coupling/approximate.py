@@ -157,7 +157,7 @@ class ApproximateSearch:
         """To be called after rows of the bank were updated."""
         if self.basis is None or not self.sketch.numel():
             return
-        indices = indices.to(self.bank.data.device).unique()
+        indices = indices.unique().to(self.bank.data.device)
         with torch.autocast(self.basis.device.type, enabled=False):
             rows = self.bank.data[indices].to(self.basis.device, torch.float32)
             self.sketch[indices.to(self.basis.device)] = rows @ self.basis

@@ -43,21 +43,22 @@ _SAMPLE_ROWS = 1024
 _BAG = 16
 
 
-def contrast_loss(
+def contrast_and_gradient(
     queries: Tensor,
     bank: Tensor,
     positives: Tensor,
     form: str = 'mean_log',
     tau: float = 0.07,
-    reduction: str = 'mean',
     chunk: Optional[int] = None,
-) -> Tensor:
-    """Contrast of a batch against a bank.
+) -> tuple[Tensor, Tensor]:
+    """Contrast of a batch against a bank, and its gradient in the batch.
+
+    Both come out of one pass, and neither has a graph: :func:`with_gradient` makes a loss of
+    them.
 
     Args:
-        queries (Tensor): B x D, what is contrasted: ``a_i``. The gradient flows
-            into them only. Half precision is computed in float32, float64 in
-            float64, whatever autocast says.
+        queries (Tensor): B x D, what is contrasted: ``a_i``, finite. Half precision is
+            computed in float32, float64 in float64, whatever autocast says.
         bank (Tensor): N x D, float32 or float16, on any device.
         positives (Tensor): B x K row numbers of the bank. A row that is listed
             twice counts twice; -1 stands for none, so that instances may have
@@ -66,26 +67,23 @@ def contrast_loss(
         form (str): ``'sum_log'``, ``'mean_log'`` or ``'log_sum'``.
             Defaults to 'mean_log'.
         tau (float): Temperature. Defaults to 0.07.
-        reduction (str): ``'mean'`` over the batch, ``'sum'`` or ``'none'``.
-            Defaults to 'mean'.
         chunk (int, optional): Rows of the bank per piece. Defaults to a size
             that suits the device.
 
     Returns:
-        Tensor: The loss, float32 (float64 for float64 queries); of shape (B,)
-        without reduction.
+        tuple: The loss of each instance, of shape (B,), and the gradient of its own row,
+        B x D; float32 (float64 for float64 queries).
 
     Example:
         >>> a = torch.randn(4, 8, requires_grad=True)
         >>> bank = torch.nn.functional.normalize(torch.randn(100, 8), dim=1)
-        >>> contrast_loss(a, bank, torch.randint(100, (4, 5))).backward()
+        >>> each, gradient = contrast_and_gradient(a, bank, torch.randint(100, (4, 5)))
+        >>> with_gradient(a, each.sum(), gradient).backward()
     """
     if form not in FORMS:
         raise ValueError(f'form={form!r} must be one of {FORMS}')
     if not tau > 0:
         raise ValueError(f'tau={tau} must be positive')
-    if reduction not in ('mean', 'sum', 'none'):
-        raise ValueError(f"reduction={reduction!r} must be 'mean', 'sum' or 'none'")
     if queries.dim() != 2 or bank.dim() != 2 or queries.size(1) != bank.size(1):
         raise ValueError(
             f'queries of shape {tuple(queries.shape)} do not fit a bank of shape '
@@ -96,14 +94,44 @@ def contrast_loss(
             f'positives of shape {tuple(positives.shape)} must have one row for each of the '
             f'{queries.size(0)} queries'
         )
+    queries, positives = queries.detach(), positives.to(queries.device)
     if queries.dtype != torch.float64:
         queries = queries.float()
     if chunk is None:
         chunk = rows_per_chunk(queries, bank)
-    loss = _Contrast.apply(queries, bank, positives.to(queries.device), form, tau, chunk)
-    if reduction == 'none':
-        return loss
-    return loss.sum() if reduction == 'sum' else loss.sum() / max(1, len(loss))
+    with torch.no_grad(), torch.autocast(queries.device.type, enabled=False):
+        center = _center(bank, queries)
+        lse, mean_row = _partition(queries, bank, center, tau, chunk)
+        loss, pull, weight = _attract(queries, bank, center, positives, form, tau, lse)
+        return loss, (weight[:, None] * mean_row - pull) / tau
+
+
+def with_gradient(x: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
+    """A loss whose gradient is known already.
+
+    Args:
+        x (Tensor): What it was computed from.
+        value (Tensor): A number.
+        gradient (Tensor): Its gradient in ``x``, of the same shape.
+
+    Returns:
+        Tensor: The value, differentiable in ``x``.
+    """
+    return _Known.apply(x, value, gradient)
+
+
+class _Known(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, value: Tensor, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.dtype = x.dtype
+        ctx.save_for_backward(gradient)
+        return value.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_value: Tensor):  # type: ignore[override]
+        (gradient,) = ctx.saved_tensors
+        return (grad_value * gradient).to(ctx.dtype), None, None
 
 
 def rows_per_chunk(queries: Tensor, bank: Tensor) -> int:
@@ -117,74 +145,48 @@ def _elements(like: Tensor) -> int:
     return _CPU_ELEMENTS * (1 if torch.get_num_threads() == 1 else _CPU_SHARES)
 
 
-class _Contrast(torch.autograd.Function):
-    """Loss per instance; its gradient is computed along with it."""
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx, queries: Tensor, bank: Tensor, positives: Tensor, form: str, tau: float, chunk: int
-    ) -> Tensor:
-        with torch.no_grad(), torch.autocast(queries.device.type, enabled=False):
-            queries = queries.detach()
-            center = _center(bank, queries)
-            want_gradient = ctx.needs_input_grad[0]
-            lse, mean_row = _partition(queries, bank, center, tau, chunk, want_gradient)
-            loss, pull, weight = _attract(queries, bank, center, positives, form, tau, lse)
-            if want_gradient:
-                ctx.save_for_backward((weight[:, None] * mean_row - pull) / tau)
-        return loss
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad_loss: Tensor):  # type: ignore[override]
-        (gradient,) = ctx.saved_tensors
-        return grad_loss[:, None] * gradient, None, None, None, None, None
-
-
 def _sample(bank: Tensor) -> Tensor:
     """Some rows from all over the bank."""
     return bank[:: max(1, bank.size(0) // _SAMPLE_ROWS)][:_SAMPLE_ROWS]
 
 
-def _center(bank: Tensor, like: Tensor) -> Optional[Tensor]:
+def _center(bank: Tensor, like: Tensor) -> Tensor:
     """A point in the middle of the bank, from which all rows are measured.
 
     Loss and gradient do not change when the same vector is subtracted from
     every row. In a trained bank the rows are close together: without this the
     logits would be large and alike, and the gradient a small difference of
-    large means. None if the rows point everywhere and it would not help.
+    large means. Zero if the rows point everywhere and it would not help.
     """
     rows = _sample(bank).float()
     center = rows.mean(dim=0)
-    spread_out = bool(center.norm() < 0.25 * rows.norm(dim=1).mean())
-    return None if spread_out else center.to(like)
+    spread_out = center.norm() < 0.25 * rows.norm(dim=1).mean()
+    return torch.where(spread_out, torch.zeros_like(center), center).to(like)
 
 
 def _partition(
     queries: Tensor,
     bank: Tensor,
-    center: Optional[Tensor],
+    center: Tensor,
     tau: float,
     chunk: int,
-    want_mean: bool,
 ) -> tuple[Tensor, Tensor]:
     """log sum_j exp(s_ij) and E_p[v] of every query, in one pass over the bank.
 
     Exponentials are taken relative to the largest logit of a sample. Being one
     of all logits it lets nothing vanish, and the true largest may exceed it by a
-    factor of 2^100 before anything overflows. Where that happens, the largest
-    logit is found first, in a pass of its own.
+    factor of 2^100 before anything overflows. Where that happens, and this is all
+    that is asked here, the largest logit is found first, in a pass of its own.
 
     Logits are to base 2: on a CPU ``exp2`` takes half the time of ``exp``.
     """
     scaled = queries * (math.log2(math.e) / tau)
-    sample = _sample(bank).to(queries)
-    sample = sample if center is None else sample - center
+    sample = _sample(bank).to(queries) - center
     offset = torch.mm(sample, scaled.t()).amax(dim=0)
-    sums = _exponential_sums(scaled, offset, bank, center, chunk, want_mean)
+    sums = _exponential_sums(scaled, offset, bank, center, chunk)
     if not bool(sums.isfinite().all()):
         offset = _largest_logits(scaled, bank, center, chunk)
-        sums = _exponential_sums(scaled, offset, bank, center, chunk, want_mean)
+        sums = _exponential_sums(scaled, offset, bank, center, chunk)
     total = sums[:, -1]
     lse = (offset + total.log2()) * math.log(2)
     return lse, sums[:, :-1] / total[:, None]
@@ -194,9 +196,8 @@ def _exponential_sums(
     scaled: Tensor,
     offset: Tensor,
     bank: Tensor,
-    center: Optional[Tensor],
+    center: Tensor,
     chunk: int,
-    want_mean: bool,
 ) -> Tensor:
     """B x (D + 1): sum_j e_ij v_j and, last, sum_j e_ij; e = 2^(s_ij - offset).
 
@@ -212,31 +213,24 @@ def _exponential_sums(
     sums = scaled.new_zeros(batch, dim + 1)
     for _, piece in iter_chunks(bank, chunk, scaled.device, scaled.dtype):
         rows = rows[: piece.size(0)]
-        if center is None:
-            rows[:, :-1] = piece
-        else:
-            torch.sub(piece, center, out=rows[:, :-1])
+        torch.sub(piece, center, out=rows[:, :-1])
         # Bank rows first: the product is faster that way round on a CPU.
         shares = torch.mm(rows, factors, out=logits_buffer[: rows.size(0)]).exp2_()
-        if want_mean:
-            sums.addmm_(shares.t(), rows)
-        else:
-            sums[:, -1] += shares.sum(dim=0)
+        sums.addmm_(shares.t(), rows)
     return sums
 
 
-def _largest_logits(scaled: Tensor, bank: Tensor, center: Optional[Tensor], chunk: int) -> Tensor:
+def _largest_logits(scaled: Tensor, bank: Tensor, center: Tensor, chunk: int) -> Tensor:
     largest = scaled.new_full((len(scaled),), -math.inf)
     for _, rows in iter_chunks(bank, chunk, scaled.device, scaled.dtype):
-        rows = rows if center is None else rows - center
-        largest = torch.maximum(largest, torch.mm(rows, scaled.t()).amax(dim=0))
+        largest = torch.maximum(largest, torch.mm(rows - center, scaled.t()).amax(dim=0))
     return largest
 
 
 def _attract(
     queries: Tensor,
     bank: Tensor,
-    center: Optional[Tensor],
+    center: Tensor,
     positives: Tensor,
     form: str,
     tau: float,
@@ -261,22 +255,18 @@ def _attract(
     return weight * lse - (queries * pull).sum(dim=1) / tau, pull, weight
 
 
-def _positive_logits(
-    scaled: Tensor, bank: Tensor, center: Optional[Tensor], positives: Tensor
-) -> Tensor:
+def _positive_logits(scaled: Tensor, bank: Tensor, center: Tensor, positives: Tensor) -> Tensor:
     """B x K products of the queries with their positives."""
     logits = scaled.new_empty(positives.shape)
     for part, rows in _gathered(scaled, bank, positives):
-        if center is not None:
-            rows = rows.sub_(center)
-        torch.bmm(rows, scaled[part, :, None], out=logits[part, :, None])
+        torch.bmm(rows.sub_(center), scaled[part, :, None], out=logits[part, :, None])
     return logits
 
 
 def _weighted_rows(
     queries: Tensor,
     bank: Tensor,
-    center: Optional[Tensor],
+    center: Tensor,
     positives: Tensor,
     weights: Tensor,
 ) -> Tensor:
@@ -288,15 +278,12 @@ def _weighted_rows(
         found = F.pad(positives.clamp_min(0), (0, missing)).view(-1, _BAG)
         weights = F.pad(weights, (0, missing)).view(-1, _BAG)
         bags = F.embedding_bag(found, bank.detach(), mode='sum', per_sample_weights=weights)
-        if center is not None:
-            bags = bags - weights.sum(dim=1, keepdim=True) * center
+        bags = bags - weights.sum(dim=1, keepdim=True) * center
         per_query = (positives.size(1) + missing) // _BAG
         return bags.view(len(queries), per_query, bank.size(1)).sum(dim=1)
     pull = torch.empty_like(queries)
     for part, rows in _gathered(queries, bank, positives):
-        if center is not None:
-            rows = rows.sub_(center)
-        pull[part] = torch.bmm(weights[part, None], rows)[:, 0]
+        pull[part] = torch.bmm(weights[part, None], rows.sub_(center))[:, 0]
     return pull
 
 

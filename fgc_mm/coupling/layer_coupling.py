@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .approximate import ApproximateSearch
-from .contrast import FORMS, contrast_loss
+from .contrast import FORMS, contrast_and_gradient, with_gradient
 from .memory_bank import MemoryBank, unit_rows
 from .neighbors import ExactSearch, LabelSource, check_k
 from .overlap import neighbor_overlap
@@ -25,7 +25,9 @@ class CouplingResult:
     """What the coupling of one layer has to say about one batch.
 
     Attributes:
-        loss (Tensor): L_g, the mean over the batch, with a graph.
+        logits (Tensor): The gate's logits, B x dim, with their graph.
+        value (Tensor): L_g, the mean over the batch.
+        gradient (Tensor): Its gradient in the logits.
         neighbors (Tensor, optional): B x k instances, -1 where a label has
             fewer; None in warm-up. Another layer can be given these (``shared``).
         similarity (Tensor, optional): B x k, theirs; None if they were not
@@ -34,10 +36,17 @@ class CouplingResult:
             measured one if it is approximate, None if nothing was searched.
     """
 
-    loss: Tensor
+    logits: Tensor
+    value: Tensor
+    gradient: Tensor
     neighbors: Optional[Tensor] = None
     similarity: Optional[Tensor] = None
     recall: Optional[float] = None
+
+    @property
+    def loss(self) -> Tensor:
+        """L_g, differentiable in the logits."""
+        return with_gradient(self.logits, self.value, self.gradient)
 
 
 class LayerCoupling:
@@ -183,6 +192,7 @@ class LayerCoupling:
         self.update(feature, logits, indices, labels)
         return result
 
+    @torch.no_grad()
     def loss(
         self,
         feature: Tensor,
@@ -194,9 +204,12 @@ class LayerCoupling:
     ) -> CouplingResult:
         """Neighbors and loss of a batch against the banks as they are.
 
+        Nothing here looks for NaN or Inf, which would mean to wait for the device: whoever
+        calls does, once for all layers (``FGCHook`` does).
+
         Args:
-            feature (Tensor): B x dim, pooled feature before gating.
-            logits (Tensor): B x dim, logits of the gate, with their graph.
+            feature (Tensor): B x dim, pooled feature before gating, finite.
+            logits (Tensor): B x dim, logits of the gate, finite, with their graph.
             indices (Tensor): B instance indices, unique over the training set.
             labels (Tensor, optional): B labels, for ``source='label'``.
             neighbors (Tensor, optional): B x k neighbors found elsewhere, for
@@ -209,22 +222,23 @@ class LayerCoupling:
         """
         self._check(feature, logits, indices)
         indices = indices.to(logits.device, torch.int64)
-        result = CouplingResult(loss=logits.new_zeros(()))
-        gate = self._gate_vectors(logits)
-        own = indices[:, None]
-        if warmup:
-            positives = own
-        else:
+        gate = self._gate_vectors(logits.detach())
+        positives, found = indices[:, None], {}
+        if not warmup:
             if neighbors is None:
-                self._find(result, feature, gate.detach(), indices, labels)
+                found = self._find(feature, gate, indices, labels)
             else:
-                result.neighbors = neighbors.to(logits.device)
-            assert result.neighbors is not None
-            positives = result.neighbors
-            if self.include_self:
-                positives = torch.cat((own, positives), dim=1)
-        result.loss = contrast_loss(gate, self.gate_bank.data, positives, self.form, self.tau)
-        return result
+                found = dict(neighbors=neighbors.to(logits.device))
+            own = (positives,) if self.include_self else ()
+            positives = torch.cat((*own, found['neighbors']), dim=1)
+        each, gradient = contrast_and_gradient(
+            gate, self.gate_bank.data, positives, self.form, self.tau
+        )
+        size = max(1, len(each))
+        gradient = gradient * (1 / size)
+        if self.space == 'probs':
+            gradient = gradient * (1 - gate) * gate
+        return CouplingResult(logits, each.sum() / size, gradient, **found)
 
     @torch.no_grad()
     def update(
@@ -236,7 +250,8 @@ class LayerCoupling:
     ) -> None:
         """Let both banks follow a batch, that of all ranks if there are several.
 
-        Nothing is written if anything about the batch is wrong.
+        Features and logits are finite, see :meth:`loss`. Nothing is written if anything else
+        about the batch is wrong.
         """
         self._check(feature, logits, indices)
         if self.label_source is not None and labels is not None:
@@ -264,22 +279,17 @@ class LayerCoupling:
         return logits if self.space == 'logits' else torch.sigmoid(logits)
 
     def _find(
-        self,
-        result: CouplingResult,
-        feature: Tensor,
-        gate: Tensor,
-        indices: Tensor,
-        labels: Optional[Tensor],
-    ) -> None:
+        self, feature: Tensor, gate: Tensor, indices: Tensor, labels: Optional[Tensor]
+    ) -> dict[str, Any]:
+        """What of a :class:`CouplingResult` comes from a search."""
         if self.label_source is not None:
             if labels is not None or bool((self.label_source.labels[indices.cpu()] < 0).any()):
                 self.label_source.observe(indices, labels)
-            result.neighbors = self.label_source.draw(indices, self.k)
-            return
+            return dict(neighbors=self.label_source.draw(indices, self.k))
         assert self.search is not None
-        queries = unit_rows((feature if self.source == 'feature' else gate).detach())
-        result.neighbors, result.similarity = self.search.search(queries, self.k, indices)
-        result.recall = self.search.recall
+        queries = unit_rows(feature if self.source == 'feature' else gate)
+        neighbors, similarity = self.search.search(queries, self.k, indices)
+        return dict(neighbors=neighbors, similarity=similarity, recall=self.search.recall)
 
     def _check(self, feature: Tensor, logits: Tensor, indices: Tensor) -> None:
         self.feature_bank.check_indices(indices)

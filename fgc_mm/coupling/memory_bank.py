@@ -177,12 +177,14 @@ class MemoryBank:
         """Move the rows of a batch toward its vectors.
 
         Args:
-            indices (Tensor): B instance indices; may repeat.
-            vectors (Tensor): B x D.
+            indices (Tensor): B instance indices; may repeat. Best on the CPU, see
+                :meth:`check_indices`.
+            vectors (Tensor): B x D, finite: NaN or Inf would stay in their rows for good, and
+                looking for them here would mean to wait for the device.
 
         Raises:
-            ValueError: If the shapes do not fit or a vector is not finite.
-            IndexError: If an index is out of range. In all cases nothing has
+            ValueError: If the shapes do not fit.
+            IndexError: If an index is out of range. In both cases nothing has
                 been written.
         """
         indices = self.check_indices(indices)
@@ -194,6 +196,7 @@ class MemoryBank:
             vectors = unit_rows(vectors)
         turn = occurrences(indices)
         turns = int(turn.max()) + 1
+        indices = indices.to(self.data.device)
         for t in range(turns):
             # Within one turn every index occurs once: the write is deterministic.
             now = slice(None) if turns == 1 else (turn == t).nonzero()[:, 0]
@@ -207,10 +210,11 @@ class MemoryBank:
         self.data[indices] = torch.where(keep, old, new).to(self.data.dtype)
 
     def check_indices(self, indices: Tensor) -> Tensor:
-        """The indices as int64 where the rows are.
+        """The indices as int64.
 
         Raises:
-            IndexError: If one is out of range.
+            IndexError: If one is out of range. Only those on the CPU are looked at: for those
+                on a GPU that would mean to wait for it.
         """
         indices = torch.as_tensor(indices)
         if indices.dim() != 1 or indices.is_floating_point() or indices.dtype == torch.bool:
@@ -218,7 +222,9 @@ class MemoryBank:
                 'MemoryBank: indices must be a vector of integers, one per instance of the batch, '
                 f'not {indices.dtype} of shape {tuple(indices.shape)}'
             )
-        indices = indices.to(self.data.device, torch.int64)
+        indices = indices.to(torch.int64)
+        if indices.is_cuda:
+            return indices
         bad = (indices < 0) | (indices >= self.num_instances)
         if bool(bad.any()):
             raise IndexError(
@@ -229,16 +235,11 @@ class MemoryBank:
         return indices
 
     def check_vectors(self, vectors: Tensor, batch: int) -> None:
-        """Raise a ValueError unless ``vectors`` is ``batch`` x D and finite."""
+        """Raise a ValueError unless ``vectors`` is ``batch`` x D."""
         if vectors.dim() != 2 or tuple(vectors.shape) != (batch, self.dim):
             raise ValueError(
                 f'MemoryBank: expected vectors of shape {(batch, self.dim)}, one row per index, '
                 f'but got {tuple(vectors.shape)}'
-            )
-        bad = int((~torch.isfinite(vectors.detach().float()).all(dim=1)).sum())
-        if bad:
-            raise ValueError(
-                f'{bad} of {batch} vectors contain NaN or Inf; the bank is left as it was'
             )
 
     def state_dict(self) -> dict[str, Any]:

@@ -15,8 +15,6 @@ from functools import lru_cache
 from typing import TypeVar
 
 import torch
-from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 Item = TypeVar('Item')
 Result = TypeVar('Result')
@@ -30,8 +28,7 @@ def map_layers(
     The threads of torch are divided among them. Autocast and grad mode are those
     of a new thread. A graph must not be carried out of it: backward would visit
     it in an order that depends on which thread came first, and sums of gradients
-    would differ in their last bits from run to run. :func:`with_gradient` is the
-    way.
+    would differ in their last bits from run to run.
 
     Args:
         function (Callable): Called once for each item, in no fixed order; two
@@ -67,30 +64,3 @@ def _start(threads: int) -> None:
     torch.set_num_threads(threads)
     # A thread takes torch's default over when it first asks: now, not after the next change.
     torch.get_num_threads()
-
-
-def with_gradient(x: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
-    """A value whose gradient in a tensor is known already.
-
-    Args:
-        x (Tensor): The tensor.
-        value (Tensor): A number that was computed from it.
-        gradient (Tensor): Its gradient, of the shape of ``x``.
-
-    Returns:
-        Tensor: The value, differentiable in ``x``.
-    """
-    return _Known.apply(x, value.detach(), gradient)
-
-
-class _Known(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x: Tensor, value: Tensor, gradient: Tensor) -> Tensor:  # type: ignore[override]
-        ctx.save_for_backward(gradient)
-        return value.clone()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad_value: Tensor):  # type: ignore[override]
-        (gradient,) = ctx.saved_tensors
-        return grad_value * gradient, None, None

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from mmengine.config import Config
 from mmengine.dist import is_main_process
 from mmengine.runner import Runner
 
+from ..files import write_files
 from ..tasks import TASKS
 
 
@@ -69,14 +69,10 @@ def write_json(
 
 
 def dump(path: str | Path, content: dict[str, Any]) -> None:
-    """Write figures as JSON; an older file stays until the new one is whole."""
+    """Write figures as JSON, on the main process."""
     if not is_main_process():
         return
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    fresh = target.with_name(target.name + '.part')
-    fresh.write_text(json.dumps(content, indent=2, default=_plain) + '\n')
-    os.replace(fresh, target)
+    write_files({path: json.dumps(content, indent=2, default=_plain) + '\n'})
 
 
 def _plain(value: Any) -> Any:

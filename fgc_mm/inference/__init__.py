@@ -3,7 +3,7 @@ from .export import Exported, Picture, export
 from .export_files import export_checkpoint
 from .memory import keep_memory
 from .slim import GateUsage, Slimmed, slim
-from .slim_files import load_fitting, slim_checkpoint, write_files
+from .slim_files import load_fitting, slim_checkpoint
 from .slim_report import format_slim_report
 from .sparse import disable_sparse, enable_sparse, is_sparse
 from .sparse_hook import SparseInferenceHook, add_sparse_hook, has_gated_backbone
@@ -26,5 +26,4 @@ __all__ = [
     'load_fitting',
     'slim',
     'slim_checkpoint',
-    'write_files',
 ]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ from ..datasets import picture_fault
 from ..errors import CheckpointError, DataError
 from ..evaluation import PredictionCounter
 from ..evaluation.gated_macs import FIELD
+from ..files import write_files
 from ..macs import ImageMACs
 from ..runtime.checkpoint_fit import check_fit
 from ..tasks import task_of
@@ -146,11 +148,9 @@ def all_pictures(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def write_rows(rows: Sequence[dict[str, Any]], out_dir: str) -> None:
     """Write ``macs.csv`` and ``macs.json``."""
-    folder = Path(out_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / 'macs.csv', 'w', newline='', encoding='utf-8') as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
-        writer.writerows(rows)
-    content = dict(pictures=list(rows), all=all_pictures(rows))
-    (folder / 'macs.json').write_text(json.dumps(content, indent=2) + '\n', encoding='utf-8')
+    folder, table = Path(out_dir), io.StringIO()
+    writer = csv.DictWriter(table, COLUMNS)
+    writer.writeheader()
+    writer.writerows(rows)
+    content = json.dumps(dict(pictures=list(rows), all=all_pictures(rows)), indent=2) + '\n'
+    write_files({folder / 'macs.csv': table.getvalue(), folder / 'macs.json': content})

@@ -7,9 +7,7 @@ import copy
 import io
 import math
 import os
-import tempfile
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -158,35 +156,6 @@ def load_fitting(model: nn.Module, path: str) -> dict:
         raise ValueError(f'checkpoint {path} does not fit the config: ' + '; '.join(wrong))
     model.load_state_dict(state)
     return loaded
-
-
-def write_files(files: dict[Path, Any]) -> None:
-    """Write several files, all or none.
-
-    Args:
-        files (dict): Path -> text, bytes, or what ``torch.save`` writes.
-    """
-    for path in files:
-        if path.is_dir():
-            raise IsADirectoryError(f'{path} is a folder, a file is to be written there')
-    fresh: dict[Path, str] = {}
-    try:
-        for path, content in files.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle, fresh[path] = tempfile.mkstemp(dir=path.parent, prefix=f'.{path.name}.')
-            with os.fdopen(handle, 'wb') as file:
-                if isinstance(content, str):
-                    file.write(content.encode())
-                elif isinstance(content, bytes):
-                    file.write(content)
-                else:
-                    torch.save(content, file)
-        for path, part in fresh.items():
-            os.chmod(part, 0o644)
-            os.replace(part, path)
-    finally:
-        for part in fresh.values():
-            Path(part).unlink(missing_ok=True)
 
 
 @torch.no_grad()

@@ -3,17 +3,19 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Optional, Union
 
 import torch
 from mmengine.registry import MODELS
 from torch import Tensor
+
+from ..files import write_files
 
 _NORM = r'(?:weight|bias|running_mean|running_var|num_batches_tracked)'
 _STEM = (
@@ -199,7 +201,8 @@ def convert_file(src: Union[str, Path], dst: Union[str, Path], trust: bool = Fal
         backbone=conversion.backbone,
         num_classes=conversion.num_classes,
     )
-    _save(dict(meta=meta, state_dict=conversion.state_dict), dst)
+    checkpoint = dict(meta=meta, state_dict=conversion.state_dict)
+    write_files({dst: partial(torch.save, checkpoint)})
     return conversion
 
 
@@ -285,16 +288,3 @@ def _check(backbone: dict, state_dict: Mapping[str, Tensor]) -> None:
     head = {key for key in state_dict if key.startswith('head.fc.')}
     if len(head) == 1:
         raise ValueError(f'The classifier has only {head.pop()}, but needs weight and bias')
-
-
-def _save(checkpoint: dict, dst: Path) -> None:
-    dst.parent.mkdir(parents=True, exist_ok=True)
-    temporary = dst.with_name(f'{dst.name}.{os.getpid()}.tmp')
-    try:
-        with open(temporary, 'wb') as file:
-            torch.save(checkpoint, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, dst)
-    finally:
-        temporary.unlink(missing_ok=True)

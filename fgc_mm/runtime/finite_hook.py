@@ -43,14 +43,15 @@ class _FoundError(Exception):
 
 @HOOKS.register_module()
 class FiniteHook(Hook):
-    """Keeps NaN and Inf out of weights, banks and checkpoints.
+    """Keeps NaN and Inf out of weights, checkpoints and whatever hooks remember.
 
-    Looked at are, on all ranks and before anything is updated, the losses and what the gates
-    decided on, then the gradients, and before a checkpoint replaces another the weights and what
-    the optimizer remembers. If one rank finds something, all of them act.
+    Looked at are, on all ranks and before anything is updated, the losses and what hooks want
+    looked at (those with a method ``values_of_step``), then the gradients, and before a checkpoint
+    replaces another the weights and what the optimizer remembers. If one rank finds something, all
+    of them act.
 
     ``'stop'`` ends the training with the layer, loss or parameter where it came up. ``'skip'``
-    leaves the batch out: weights, optimizer, norms' statistics, banks and budget are as before it.
+    leaves the batch out: weights, optimizer, norms' statistics and hooks are as before it.
     With loss scaling (``--amp``) single batches that overflow are usual and always skipped; there
     the scaler itself looks after the gradients. Weights that are not finite end a training in any
     case.
@@ -89,6 +90,11 @@ class FiniteHook(Hook):
         self._call: tuple[tuple, dict] = ((), {})
         self._terms: dict[str, Tensor] = {}
         self._stepping = False
+
+    @property
+    def has_looked(self) -> bool:
+        """Whether what hooks are about to use in this step is known to be finite."""
+        return self._stepping
 
     def before_train(self, runner: Runner) -> None:
         """Put the checks in their places."""
@@ -189,7 +195,7 @@ class FiniteHook(Hook):
             self._call, self._terms = ((), {}), {}
 
     def _after_model(self, model: nn.Module, args: tuple, kwargs: dict, losses: Any) -> None:
-        """Look at the model's own losses and at the gates, before anybody uses them."""
+        """Look at the model's own losses and at what hooks want, before anybody uses them."""
         if not self._stepping or forward_argument('mode', args, kwargs) != 'loss':
             return
         self._call = args, kwargs
@@ -250,8 +256,8 @@ class FiniteHook(Hook):
         syncs = any(isinstance(m, nn.SyncBatchNorm) for m in model.modules())
         # A norm over all ranks waits for the others, who may have nothing to look for.
         layer = None if syncs and get_world_size() > 1 else first_layer(model, args, kwargs)
-        if layer is None and values:
-            return f'{what}, the first gate is {values[0].rpartition(" ")[2]}'
+        if layer is None and terms and values:
+            return f'{what}, and so are {values[0]}'
         return what if layer is None else f'{what}, the first layer is {layer}'
 
     def _act(self, runner: Runner, message: str, may_skip: bool) -> None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
+import io
 import re
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -16,6 +16,8 @@ import torch
 from mmengine.runner import CheckpointLoader
 from torch import Tensor
 
+from ..files import write_files
+
 _META = ('cfg', 'dataset_meta', 'epoch', 'iter', 'experiment_name', 'seed', 'mmengine_version')
 
 
@@ -24,8 +26,8 @@ def published(checkpoint: Mapping[str, Any], no_ema: bool = False) -> dict[str, 
 
     The weights stay, and of the meta information what inferencers and
     ``load_from`` read: the config, the classes and palette, where the training
-    stood. Optimizer, schedulers, message hub, random states and the reference
-    to the banks go. The averaged weights of an ``EMAHook`` are in
+    stood. Optimizer, schedulers, message hub, random states and what hooks
+    have added go. The averaged weights of an ``EMAHook`` are in
     ``state_dict`` already (the hook swaps them in when it saves), so
     ``ema_state_dict``, the weights as they were trained, goes too.
 
@@ -91,27 +93,12 @@ def publish(source: Union[str, Path], target: Union[str, Path], no_ema: bool = F
         content = published(checkpoint, no_ema)
     except ValueError as error:
         raise ValueError(f'{source}: {error}') from error
-    target.parent.mkdir(parents=True, exist_ok=True)
-    fresh = target.with_name(f'.{stem}.{os.getpid()}.part')
-    try:
-        with open(fresh, 'wb') as file:
-            torch.save(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        digits = _sha256(fresh)[:8]
-        final = target.with_name(f'{stem}-{digits}.pth')
-        os.replace(fresh, final)
-    finally:
-        fresh.unlink(missing_ok=True)
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    digits = hashlib.sha256(buffer.getbuffer()).hexdigest()[:8]
+    final = target.with_name(f'{stem}-{digits}.pth')
+    write_files({final: buffer.getbuffer()})
     return final
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, 'rb') as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _plain(value: Any) -> Any:

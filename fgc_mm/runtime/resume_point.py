@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import logging
 import os
-import zipfile
-import zlib
 from collections.abc import Sequence
 from typing import Optional
 
@@ -14,11 +12,11 @@ from mmengine.config import Config
 from mmengine.logging import print_log
 
 from ..errors import UsageError
+from .checkpoint_file import file_fault, is_of_a_training
 from .companions import companions_of, is_companion
 from .work_dir_paths import checkpoint_folders, is_inside
 
 _MISSING, _ELSEWHERE = 'does not exist', 'is not in this work dir'
-_BROKEN = (zipfile.BadZipFile, zlib.error, OSError, NotImplementedError, EOFError)
 
 
 def go_on(cfg: Config, checkpoint: Optional[str] = None) -> None:
@@ -61,12 +59,15 @@ def what_is_wrong(path: str) -> Optional[str]:
         return None
     if not os.path.isfile(path):
         return _MISSING
-    damage = _damage(path)
-    for companion in companions_of(path) if damage is None else ():
-        fault = _damage(companion)
+    fault = file_fault(path, whole=True)
+    if fault is not None:
+        return f'cannot be read: {fault}'
+    for companion in companions_of(path):
+        fault = file_fault(companion, whole=True)
         if fault is not None:
-            return f'has a companion, {os.path.basename(companion)}, whose file {fault}'
-    return damage
+            name = os.path.basename(companion)
+            return f'needs {name} beside it, which cannot be read: {fault}'
+    return None
 
 
 def find_resume_point(
@@ -136,30 +137,10 @@ def _checkpoints(folder: str) -> list[str]:
     if not os.path.isdir(folder):
         return []
     paths = [os.path.join(folder, name) for name in os.listdir(folder) if name.endswith('.pth')]
-    return [path for path in paths if os.path.isfile(path) and _is_of_a_training(path)]
+    return [path for path in paths if os.path.isfile(path) and _may_be_resumed(path)]
 
 
-def _is_of_a_training(path: str) -> bool:
-    """Whether the keys of a training are in a file: banks, best and published checkpoints and
-    plain weights lack one. What is too broken to tell counts as one."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            (pickled,) = (name for name in archive.namelist() if name.endswith('/data.pkl'))
-            content = archive.read(pickled)
-    except (*_BROKEN, ValueError):
-        return not is_companion(path)
-    # As torch.save pickles a string: its length, then its letters.
-    keys = (b'\x0b\0\0\0message_hub', b'\x09\0\0\0optimizer')
-    return all(key in content for key in keys)
-
-
-def _damage(path: str) -> Optional[str]:
-    """What is wrong with a file of ``torch.save``, a ZIP archive with checksums."""
-    if not os.path.getsize(path):
-        return 'is empty'
-    try:
-        with zipfile.ZipFile(path) as archive:
-            broken = archive.testzip()
-    except _BROKEN as error:
-        return f'is broken ({error})'
-    return None if broken is None else f'is broken ({broken} in it has another checksum)'
+def _may_be_resumed(path: str) -> bool:
+    known = is_of_a_training(path)
+    # What is too broken to tell counts as a checkpoint.
+    return not is_companion(path) if known is None else known

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Optional
 
+import torch
 from mmengine.dist import is_main_process
 from mmengine.fileio import FileClient, LocalBackend, get_file_backend
 from mmengine.hooks import CheckpointHook, Hook
@@ -17,8 +18,8 @@ from mmengine.registry import HOOKS
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner, find_latest_checkpoint
 
 from ..errors import CheckpointError
-from ..files import discard, partial_path, put_in_place, remove_partials, sync_file
-from .companions import companions_of
+from ..files import discard, partial_path, remove_partials, replacing
+from .companions import companion_path, companions_of
 from .epoch_length import EpochLength, epoch_length
 from .random_state_hook import RandomStateHook
 
@@ -35,7 +36,7 @@ class SafeCheckpointHook(Hook):
     will be. With this hook beside it a new checkpoint is written under the name
     ``epoch_3.pth.partial``, brought to the disk and renamed;
     then ``last_checkpoint`` is replaced in the same way; only then outdated
-    checkpoints are removed, with the files that belong to them (:meth:`stage`).
+    checkpoints are removed, with the files that belong to them (:meth:`add_companion`).
     Whenever the process is killed, the file ``last_checkpoint`` names is whole. What a
     killed training leaves behind is removed by the next one in the same folder. A write
     that fails, on a full disk say, leaves everything as it was and raises a
@@ -49,7 +50,8 @@ class SafeCheckpointHook(Hook):
     schedules are translated (:class:`~fgc_mm.runtime.epoch_length.EpochLength`).
 
     The hook brings :class:`RandomStateHook` along. ``tools/train.py`` adds it to every
-    training, ``FGCHook`` brings it along; elsewhere it is an entry of ``custom_hooks``.
+    training, hooks with companions bring it along (:meth:`of`); elsewhere it is an entry of
+    ``custom_hooks``.
 
     Local files of a ``Runner`` only: checkpoints on other storage, and those of a
     ``FlexibleRunner``, are written as mmengine does it, but old ones are removed
@@ -60,8 +62,9 @@ class SafeCheckpointHook(Hook):
     priority = 'LOWEST'
 
     def __init__(self) -> None:
-        self.target: Optional[str] = None
-        self._staged: list[str] = []
+        self._target: Optional[str] = None
+        self._stage: Callable[[str], str] = partial_path
+        self._tokens: dict[str, tuple[str, str]] = {}
         self._outdated: dict[str, Callable[[str], None]] = {}
         self._replaced: list[tuple[Any, str]] = []
         self._loaded: Optional[dict[str, Any]] = None
@@ -77,20 +80,31 @@ class SafeCheckpointHook(Hook):
             runner.register_hook(SafeCheckpointHook())
         return next(hook for hook in runner.hooks if isinstance(hook, SafeCheckpointHook))
 
-    def stage(self, path: str) -> str:
-        """Where to write a file that belongs to the checkpoint being saved.
+    def add_companion(self, name: str, token: str, content: dict[str, Any]) -> Optional[str]:
+        """Write a file that belongs to the checkpoint being saved and lies beside it.
 
-        To be called in ``before_save_checkpoint``; the file gets its name after the
-        checkpoint has got its own.
+        To be called in ``before_save_checkpoint``. Checkpoint and companions get their names
+        together and are removed together. What is there already, under the same token, is not
+        written again.
 
         Args:
-            path (str): The name it shall have.
+            name (str): What it is called.
+            token (str): What the checkpoint knows it by, unique for this content.
+            content (dict): Tensors, numbers and strings. Tensors are written as they lie,
+                without a copy.
 
         Returns:
-            str: The name to write it under.
+            str: Its path, on a local disk; None if this hook does not look after the checkpoint.
         """
-        self._staged.append(path)
-        return partial_path(path)
+        if self._target is None:
+            return None
+        path = companion_path(self._target, name)
+        if self._tokens.get(name) != (path, token) or not os.path.isfile(path):
+            os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+            with open(self._stage(path), 'wb') as file:
+                torch.save({**content, 'token': token}, file)
+            self._tokens[name] = path, token
+        return path
 
     def before_run(self, runner: Runner) -> None:
         if not any(isinstance(hook, RandomStateHook) for hook in runner.hooks):
@@ -188,26 +202,24 @@ class SafeCheckpointHook(Hook):
         )
         # What belongs to a checkpoint lies on a local disk, wherever that goes.
         folder = runner.work_dir if '://' in str(out_dir) else out_dir
-        self.target = os.path.join(folder, filename)
-        self._staged = [self.target] if local else []
+        target, known = os.path.join(folder, filename), dict(self._tokens)
         try:
-            name = partial_path(filename) if local else filename
-            original(out_dir, name, file_client_args, **kwargs)
-            if local:
-                sync_file(partial_path(self.target))
+            # The checkpoint first: with its name it is valid, and whoever resumes it
+            # finds what belongs to it under either name.
+            with replacing() as stage:
+                self._target, self._stage = target, stage
+                if local:
+                    stage(target)
+                name = partial_path(filename) if local else filename
+                original(out_dir, name, file_client_args, **kwargs)
         except BaseException as error:
-            for path in self._staged:
-                discard(partial_path(path))
+            self._tokens = known
             reason = _reason(error)
             if reason is not None and isinstance(error, Exception):
-                raise self._failed(self.target, reason) from error
+                raise self._failed(target, reason) from error
             raise
         finally:
-            self.target = None
-        # The checkpoint first: with its name it is valid, and whoever resumes it
-        # finds what belongs to it under either name.
-        for path in self._staged:
-            put_in_place(partial_path(path), path)
+            self._target = None
         path = os.path.join(out_dir, filename)
         self._outdated.pop(path, None)
         if kwargs.get('save_optimizer', True):
@@ -220,15 +232,15 @@ class SafeCheckpointHook(Hook):
             self._remove_outdated()
             return
         last = os.path.join(runner.work_dir, _LAST)
-        folder = partial_path(last)
+        folder = partial_path(os.path.join(runner.work_dir, 'new_' + _LAST))
         # The same runner, but for the folder it names.
         elsewhere = copy.copy(runner)
         elsewhere._work_dir = folder
         try:
             os.makedirs(folder, exist_ok=True)
             original(elsewhere, step, meta)
-            sync_file(os.path.join(folder, _LAST))
-            put_in_place(os.path.join(folder, _LAST), last)
+            with replacing() as stage:
+                os.replace(os.path.join(folder, _LAST), stage(last))
         except OSError as error:
             raise self._failed(last, error) from error
         finally:

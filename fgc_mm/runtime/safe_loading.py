@@ -13,8 +13,6 @@ import errno
 import os
 import pickle
 import re
-import tarfile
-import zipfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,6 +22,7 @@ from torch import serialization
 
 from ..errors import CheckpointError
 from . import safe_types
+from .checkpoint_file import unusual_format
 from .config_text import find_code, keep_assignment
 
 FLAG = '--trust-checkpoint'
@@ -61,7 +60,11 @@ def _load(f: Any, map_location: Any = None, pickle_module: Any = None, **options
     if _trusted:
         options.update(pickle_module=pickle_module, weights_only=bool(weights_only))
         return _torch_load(f, map_location, **options)
-    _refuse_archives(f, name)
+    is_path = isinstance(f, (str, os.PathLike))
+    with open(f, 'rb') if is_path else contextlib.nullcontext(f) as file:
+        what = unusual_format(file)
+    if what is not None:
+        raise CheckpointError(_message(name, what))
     try:
         content = _load_plain(f, map_location, options)
     except safe_types.UnsafePickleError as error:
@@ -96,25 +99,6 @@ def _load_plain(f: Any, map_location: Any, options: dict[str, Any]) -> Any:
     finally:
         serialization.clear_safe_globals()
         serialization.add_safe_globals(others)
-
-
-def _refuse_archives(f: Any, name: str) -> None:
-    """Formats that torch loads in ways of their own: TorchScript and tar files of 2016."""
-    is_path = isinstance(f, (str, os.PathLike))
-    with open(f, 'rb') if is_path else contextlib.nullcontext(f) as file:
-        start = file.tell()
-        try:
-            if tarfile.is_tarfile(file):
-                raise CheckpointError(_message(name, 'a tar archive of an early PyTorch'))
-            file.seek(start)
-            with zipfile.ZipFile(file) as archive:
-                entries = [entry.rpartition('/')[2] for entry in archive.namelist()]
-            if 'constants.pkl' in entries:
-                raise CheckpointError(_message(name, 'a TorchScript program'))
-        except (zipfile.BadZipFile, OSError):
-            pass  # of the other format, or damaged: torch says which
-        finally:
-            file.seek(start)
 
 
 def _message(name: str, what: str) -> str:

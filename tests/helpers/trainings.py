@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 
+from fgc_mm.runtime.companions import read_companion
 from fgc_mm.runtime.resume_point import what_is_wrong
-from fgc_mm.training.fgc.bank_files import read_banks
 
 PROJECT = Path(__file__).parents[2]
 CLASSES = ','.join(str(80 * i) for i in range(16))  # pictures of all digits
@@ -155,7 +155,7 @@ def outcome(work_dir, epochs=6):
         del checkpoint[key]
     kept = {'checkpoint': checkpoint}
     if 'fgc' in checkpoint:
-        kept['banks'] = read_banks(str(path.with_suffix('.banks.pth')))
+        kept['banks'] = read_companion(str(path.with_suffix('.banks.pth')))
         for entry in (checkpoint['fgc'], kept['banks']):
             del entry['token']
         del checkpoint['fgc']['banks']

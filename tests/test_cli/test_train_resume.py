@@ -57,11 +57,11 @@ def test_a_broken_checkpoint(run_tool, short_options, tmp_path):
     path = tmp_path / 'epoch_2.pth'
     path.write_bytes(path.read_bytes()[:5000])
     code, _, err = run_tool(*train, '--resume', path, *options)
-    assert code == 2 and f'error: --resume: checkpoint {path} is broken' in err
+    assert code == 2 and f'error: --resume: checkpoint {path} cannot be read: it is cut' in err
 
     code, out, err = run_tool(*train, '--resume', *options)
     assert code == 0, err
-    assert f'names {path}, which is broken' in out + err
+    assert f'names {path}, which cannot be read: it is cut short' in out + err
     assert f'going on from the newest whole checkpoint, {tmp_path / "epoch_1.pth"}' in out + err
     again = torch.load(path, weights_only=False)['state_dict']
     assert not differences(weights, again)

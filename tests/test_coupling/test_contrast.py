@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fgc_mm.coupling import contrast_loss
+from fgc_mm.coupling.contrast import contrast_and_gradient, with_gradient
 from fgc_mm.coupling.memory_bank import unit_rows
 
 FORMS = ('sum_log', 'mean_log', 'log_sum')
@@ -34,12 +34,10 @@ def dense(queries, bank, positives, form, tau=0.07):
 
 
 def compare(queries, bank, positives, form, tau=0.07, chunk=None, tolerance=1e-5):
-    a = queries.clone().requires_grad_()
-    loss = contrast_loss(a, bank, positives, form, tau, reduction='none', chunk=chunk)
-    loss.sum().backward()
+    loss, found = contrast_and_gradient(queries, bank, positives, form, tau, chunk)
     expected, gradient = dense(queries, bank, positives, form, tau)
-    assert (loss.detach() - expected).norm() <= tolerance * expected.norm()
-    assert (a.grad - gradient).norm() <= tolerance * gradient.norm()
+    assert (loss - expected).norm() <= tolerance * expected.norm()
+    assert (found - gradient).norm() <= tolerance * gradient.norm()
 
 
 def make(batch, size, dim, k, scale=1.0, seed=0):
@@ -97,14 +95,12 @@ def test_any_shape(batch, size, dim, k, chunk, form, half, missing, seed):
         bank = bank.half()
     if missing:
         positives[torch.rand(positives.shape) < 0.5] = -1
-    a = queries.clone().requires_grad_()
-    loss = contrast_loss(a, bank, positives, form, reduction='none', chunk=chunk)
-    loss.sum().backward()
+    loss, found = contrast_and_gradient(queries, bank, positives, form, chunk=chunk)
     expected, gradient = dense(queries, bank, positives, form)
     # Absolute: loss and gradient may be nearly zero in banks this small, where
     # float32 logits of up to 60 leave an error of 1e-5.
-    assert torch.allclose(loss.detach().double(), expected, rtol=1e-5, atol=2e-4)
-    assert torch.allclose(a.grad.double(), gradient, rtol=1e-4, atol=2e-3)
+    assert torch.allclose(loss.double(), expected, rtol=1e-5, atol=2e-4)
+    assert torch.allclose(found.double(), gradient, rtol=1e-4, atol=2e-3)
 
 
 @pytest.mark.parametrize('form', FORMS)
@@ -118,70 +114,57 @@ def test_the_later_piece_may_hold_the_largest_logits_by_far(form):
 def test_numbers_by_hand():
     """Two rows, one positive: softplus of the difference of the logits."""
     bank = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-    a = torch.tensor([[0.07, 0.21]], requires_grad=True)
-    loss = contrast_loss(a, bank, torch.tensor([[0]]), 'sum_log')
+    a = torch.tensor([[0.07, 0.21]])
+    loss, gradient = contrast_and_gradient(a, bank, torch.tensor([[0]]), 'sum_log')
     assert loss.item() == pytest.approx(math.log1p(math.exp(2.0)), rel=1e-6)
-    loss.backward()
     p1 = 1 / (1 + math.exp(-2.0))
-    assert a.grad[0].tolist() == pytest.approx([-p1 / 0.07, p1 / 0.07], rel=1e-5)
+    assert gradient[0].tolist() == pytest.approx([-p1 / 0.07, p1 / 0.07], rel=1e-5)
 
 
 def test_log_sum_over_all_rows_is_zero():
     queries, bank, _ = make(3, 40, 8, 1)
     positives = torch.arange(40).expand(3, 40)
-    a = queries.requires_grad_()
-    loss = contrast_loss(a, bank, positives, 'log_sum', chunk=7)
-    loss.backward()
-    assert abs(loss.item()) < 1e-5 and a.grad.abs().max() < 1e-4
+    loss, gradient = contrast_and_gradient(queries, bank, positives, 'log_sum', chunk=7)
+    assert loss.abs().max() < 1e-5 and gradient.abs().max() < 1e-4
 
 
-def test_reductions_and_scaled_upstream_gradient():
-    queries, bank, positives = make(5, 100, 8, 3)
-    each = contrast_loss(queries, bank, positives, reduction='none')
-    assert each.shape == (5,)
-    assert torch.allclose(contrast_loss(queries, bank, positives), each.mean())
-    assert torch.allclose(contrast_loss(queries, bank, positives, reduction='sum'), each.sum())
-    a = queries.clone().requires_grad_()
-    weights = torch.tensor([1.0, 0.0, -2.0, 0.5, 3.0])
-    (contrast_loss(a, bank, positives, 'mean_log', reduction='none') * weights).sum().backward()
-    gradient = dense(queries, bank, positives, 'mean_log')[1] * weights[:, None]
-    assert torch.allclose(a.grad.double(), gradient, rtol=1e-4, atol=1e-4)
-
-
-def test_no_gradient_anywhere_else():
+def test_a_loss_with_a_known_gradient():
     queries, bank, positives = make(5, 100, 8, 3)
     bank.requires_grad_()
-    loss = contrast_loss(queries.requires_grad_(), bank, positives)
-    loss.backward()
-    assert bank.grad is None and queries.grad is not None
+    a = queries.clone().requires_grad_()
+    weights = torch.tensor([1.0, 0.0, -2.0, 0.5, 3.0])
+    each, gradient = contrast_and_gradient(a, bank, positives)
+    assert each.shape == (5,) and not each.requires_grad and not gradient.requires_grad
+    loss = with_gradient(a, (weights * each).sum(), weights[:, None] * gradient)
+    assert loss == (weights * each).sum()
+    (3 * loss).backward()
+    expected = 3 * dense(queries, bank, positives, 'mean_log')[1] * weights[:, None]
+    assert torch.allclose(a.grad.double(), expected, rtol=1e-4, atol=1e-4)
+    assert bank.grad is None
 
 
 def test_an_instance_without_positives_contributes_nothing():
     queries, bank, positives = make(3, 100, 8, 3)
     positives[1] = -1
     for form in FORMS:
-        a = queries.clone().requires_grad_()
-        loss = contrast_loss(a, bank, positives, form, reduction='none')
-        loss.sum().backward()
-        assert loss[1] == 0 and not a.grad[1].any() and a.grad[0].any()
+        loss, gradient = contrast_and_gradient(queries, bank, positives, form)
+        assert loss[1] == 0 and not gradient[1].any() and gradient[0].any()
 
 
 def test_float32_under_autocast_and_for_half_queries():
     queries, bank, positives = make(8, 500, 32, 20)
     expected, gradient = dense(queries, bank, positives, 'sum_log')
-    a = queries.clone().requires_grad_()
     with torch.autocast('cpu', torch.bfloat16):
-        loss = contrast_loss(a, bank, positives, 'sum_log', reduction='none')
-    loss.sum().backward()
+        loss, found = contrast_and_gradient(queries, bank, positives, 'sum_log')
     assert loss.dtype == torch.float32
-    assert (loss.detach() - expected).norm() <= 1e-5 * expected.norm()
-    assert (a.grad - gradient).norm() <= 1e-5 * gradient.norm()
+    assert (loss - expected).norm() <= 1e-5 * expected.norm()
+    assert (found - gradient).norm() <= 1e-5 * gradient.norm()
 
     half = queries.bfloat16().requires_grad_()
-    loss = contrast_loss(half, bank, positives, 'sum_log', reduction='none')
+    loss, found = contrast_and_gradient(half, bank, positives, 'sum_log')
     expected = dense(half.float(), bank, positives, 'sum_log')[0]
-    assert (loss.detach() - expected).norm() <= 1e-5 * expected.norm()
-    loss.sum().backward()
+    assert (loss - expected).norm() <= 1e-5 * expected.norm()
+    with_gradient(half, loss.sum(), found).backward()
     assert half.grad.dtype == torch.bfloat16
 
 
@@ -196,7 +179,7 @@ def test_memory_does_not_grow_with_batch_times_bank(largest_tensor):
     for size in (40_000, 160_000):
         queries, bank, positives = make(100, size, 4, 20)
         with largest_tensor() as mode:
-            contrast_loss(queries.requires_grad_(), bank, positives).backward()
+            contrast_and_gradient(queries, bank, positives)
         largest.append(mode.bytes)
     assert largest[0] == largest[1] <= 4 << 20
 
@@ -207,7 +190,8 @@ def test_nothing_of_the_bank_size_is_kept_for_backward():
     with torch.autograd.graph.saved_tensors_hooks(
         lambda t: kept.append(t.numel()) or t, lambda t: t
     ):
-        contrast_loss(queries.requires_grad_(), bank, positives, reduction='none')
+        each, gradient = contrast_and_gradient(queries.requires_grad_(), bank, positives)
+        with_gradient(queries, each.sum(), gradient)
     assert kept == [queries.numel()]
 
 
@@ -216,7 +200,6 @@ def test_nothing_of_the_bank_size_is_kept_for_backward():
     [
         (dict(form='sum'), "form='sum'"),
         (dict(tau=0.0), 'tau=0.0'),
-        (dict(reduction='max'), "reduction='max'"),
         (dict(queries=torch.rand(3, 5)), r'\(3, 5\)'),
         (dict(positives=torch.zeros(2, 1).long()), r'\(2, 1\)'),
     ],
@@ -224,7 +207,7 @@ def test_nothing_of_the_bank_size_is_kept_for_backward():
 def test_bad_arguments(kwargs, word):
     good = dict(queries=torch.rand(3, 4), bank=torch.rand(9, 4), positives=torch.zeros(3, 2).long())
     with pytest.raises(ValueError, match=word):
-        contrast_loss(**{**good, **kwargs})
+        contrast_and_gradient(**{**good, **kwargs})
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='requires CUDA')
@@ -232,27 +215,25 @@ def test_bad_arguments(kwargs, word):
 @pytest.mark.parametrize('bank_device', ['cuda', 'cpu'])
 def test_on_a_gpu(form, bank_device):
     queries, bank, positives = make(8, 903, 32, 20)
-    a = queries.cuda().requires_grad_()
-    loss = contrast_loss(a, bank.to(bank_device), positives.cuda(), form, reduction='none')
-    loss.sum().backward()
+    given = queries.cuda(), bank.to(bank_device), positives.cuda()
+    loss, found = contrast_and_gradient(*given, form)
     expected, gradient = dense(queries, bank, positives, form)
-    assert (loss.detach().cpu() - expected).norm() <= 1e-5 * expected.norm()
-    assert (a.grad.cpu() - gradient).norm() <= 1e-5 * gradient.norm()
+    assert (loss.cpu() - expected).norm() <= 1e-5 * expected.norm()
+    assert (found.cpu() - gradient).norm() <= 1e-5 * gradient.norm()
 
 
 def test_logits_far_above_those_of_a_sample():
     """The row of the query itself beats all others by more than float32 can hold."""
     torch.manual_seed(0)
     bank = unit_rows(torch.randn(5000, 32))
-    queries = (150 * bank[[1, 3]]).requires_grad_()
+    queries = 150 * bank[[1, 3]]
     positives = torch.tensor([[1, 17], [9, 4999]])
-    reference = queries.detach().double().requires_grad_()
+    reference = queries.double().requires_grad_()
     log_p = (reference @ bank.double().t() / 0.07).log_softmax(dim=1)
-    expected = -log_p.gather(1, positives).mean(dim=1).mean()
-    expected.backward()
+    expected = -log_p.gather(1, positives).mean(dim=1)
+    expected.sum().backward()
 
-    loss = contrast_loss(queries, bank, positives, 'mean_log', 0.07)
-    loss.backward()
+    loss, gradient = contrast_and_gradient(queries, bank, positives, 'mean_log', 0.07)
 
-    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
-    torch.testing.assert_close(queries.grad.double(), reference.grad, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(loss.double(), expected.detach(), rtol=1e-5, atol=0)
+    torch.testing.assert_close(gradient.double(), reference.grad, rtol=1e-5, atol=2e-5)

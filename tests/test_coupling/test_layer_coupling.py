@@ -210,17 +210,22 @@ def test_state_of_another_layer_is_refused_whole():
     assert torch.equal(coupling.feature_bank.data, before)
 
 
-@pytest.mark.parametrize('which', ['feature', 'logits'])
-def test_a_batch_that_is_not_finite_changes_nothing(which):
-    coupling = LayerCoupling(N, DIM, k=K)
-    banks = [bank.data.clone() for bank in (coupling.feature_bank, coupling.gate_bank)]
-    feature, logits, indices = batch()
-    (feature if which == 'feature' else logits)[3, 1] = math.nan
-    for call in (coupling.step, coupling.loss, coupling.update):
-        with pytest.raises(ValueError, match=f'{which}: 1 of 16 vectors contain NaN or Inf'):
-            call(feature, logits, indices)
-    assert torch.equal(coupling.feature_bank.data, banks[0])
-    assert torch.equal(coupling.gate_bank.data, banks[1])
+def test_the_gradient_is_that_of_the_loss():
+    """In the logits, through the sigmoid, and for half precision."""
+    for space in ('logits', 'probs'):
+        coupling = LayerCoupling(N, DIM, k=K, space=space)
+        feature, logits, indices = batch()
+        logits = logits.detach().double().requires_grad_()
+        coupling.loss(feature, logits, indices).loss.backward()
+        step = 1e-6 * torch.randn(logits.shape, generator=torch.Generator().manual_seed(0)).double()
+        up, down = (
+            coupling.loss(feature, logits.detach() + way * step, indices).value for way in (1, -1)
+        )
+        assert float((logits.grad * step).sum() * 2) == pytest.approx(float(up - down), rel=1e-4)
+        half = logits.detach().bfloat16().requires_grad_()
+        result = coupling.loss(feature, half, indices)
+        (2.0**-30 * result.loss).backward()  # scaled in float32, rounded once
+        torch.testing.assert_close(half.grad, (2.0**-30 * result.gradient).bfloat16())
 
 
 def test_bad_arguments():

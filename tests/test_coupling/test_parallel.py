@@ -3,7 +3,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fgc_mm.coupling import LayerCoupling, map_layers, with_gradient
+from fgc_mm.coupling import CouplingResult, LayerCoupling, map_layers
 
 CPU = torch.device('cpu')
 
@@ -20,17 +20,13 @@ def loss_and_gradients(side_by_side: bool) -> tuple[Tensor, list[Tensor]]:
     ]
     indices = torch.arange(8)
 
-    def couple(n: int) -> tuple[Tensor, Tensor]:
-        feature, logits = inputs[n][0], inputs[n][1].detach().requires_grad_()
-        loss = layers[n].loss(feature, logits, indices).loss
-        return loss, torch.autograd.grad(loss, logits)[0]
+    def couple(n: int) -> CouplingResult:
+        return layers[n].loss(*inputs[n], indices)
 
     numbers = range(len(layers))
-    if side_by_side:
-        done = map_layers(couple, numbers, CPU)
-        losses = [with_gradient(inputs[n][1], *done[n]) for n in numbers]
-    else:
-        losses = [layers[n].loss(*inputs[n], indices).loss for n in numbers]
+    results = map_layers(couple, numbers, CPU) if side_by_side else [couple(n) for n in numbers]
+    assert not any(result.value.requires_grad for result in results)
+    losses = [result.loss for result in results]
     loss = 3 * torch.stack(losses).sum()
     loss.backward()
     return loss.detach(), [logits.grad for _, logits in inputs]

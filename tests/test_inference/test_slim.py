@@ -1,17 +1,13 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
 """Slimmed networks are smaller and compute the same."""
 
-import os
-import pickle
-
 import pytest
 import torch
-import torch.nn as nn
 from mmengine.registry import MODELS
 from sparse_networks import FAMILIES, assert_equal_outputs, build, pictures
 
 from fgc_mm.gates import find_gates, force_gates
-from fgc_mm.inference import GateUsage, enable_sparse, slim, write_files
+from fgc_mm.inference import GateUsage, enable_sparse, slim
 from fgc_mm.macs import count_macs
 
 SLIMMABLE = [family for family in FAMILIES if family != 'fbs']
@@ -163,20 +159,3 @@ def test_what_cannot_be_slimmed_is_named():
 def test_widths_that_make_no_sense_are_named(widths):
     with pytest.raises(ValueError, match=r'widths\[.* must be a number of channels'):
         build(widths=widths)
-
-
-def test_files_are_written_all_or_none(tmp_path):
-    old = tmp_path / 'config.py'
-    old.write_text('old')
-    unwritable = lambda: None  # noqa: E731  cannot be pickled
-    with pytest.raises((AttributeError, pickle.PicklingError)):
-        write_files({old: 'new', tmp_path / 'weights.pth': {'x': unwritable}})
-    assert old.read_text() == 'old'
-    assert os.listdir(tmp_path) == ['config.py']
-    (tmp_path / 'report.json').mkdir()
-    with pytest.raises(IsADirectoryError, match=r'report\.json is a folder'):
-        write_files({old: 'new', tmp_path / 'report.json': 'new'})
-    assert old.read_text() == 'old'
-    write_files({old: 'new', tmp_path / 'sub' / 'weights.pth': {'x': nn.Parameter(torch.ones(2))}})
-    assert old.read_text() == 'new'
-    assert torch.load(tmp_path / 'sub' / 'weights.pth')['x'].sum() == 2

@@ -151,7 +151,10 @@ def train(make_runner, toy):
 
 WHERE = {
     'picture': (nan_picture, 'loss_task is NaN or Inf, and so are the pictures .* number 1 of the'),
-    'layer': (nan_after('backbone.layer2.0.conv1'), 'loss_task .* gate is backbone.layer2.0.gate1'),
+    'layer': (
+        nan_after('backbone.layer2.0.conv1'),
+        'loss_task .* so are the features of backbone.layer2.0.gate1',
+    ),
     'gradient': (nan_gradient, 'the gradients of head.weight.* are NaN or Inf'),
 }
 

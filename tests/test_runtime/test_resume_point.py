@@ -56,10 +56,14 @@ def test_nothing_yet(tmp_path):
     ('file', 'damage', 'words'),
     [
         ('epoch_3.pth', os.remove, 'epoch_3.pth, which does not exist'),
-        ('epoch_3.pth', cut, 'epoch_3.pth, which is broken (File is not a zip file)'),
+        ('epoch_3.pth', cut, 'epoch_3.pth, which cannot be read: it is cut short or damaged (its '),
         ('epoch_3.pth', flip, 'in it has another checksum'),
-        ('epoch_3.pth', empty, 'epoch_3.pth, which is empty'),
-        ('epoch_3.banks.pth', cut, 'has banks, epoch_3.banks.pth, whose file is broken'),
+        ('epoch_3.pth', empty, 'epoch_3.pth, which cannot be read: it is empty'),
+        (
+            'epoch_3.banks.pth',
+            cut,
+            'needs epoch_3.banks.pth beside it, which cannot be read: it is cut',
+        ),
     ],
 )
 def test_the_newest_whole_one_instead(file, damage, words, folder):

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from fgc_mm.runtime.work_dir_paths import WorkDirHook, is_inside
-from fgc_mm.training.fgc.bank_files import find_banks
 
 FGC = dict(type='FGCHook', layers=[-1], k=5)
 
@@ -53,18 +52,6 @@ def test_without_the_hook_it_would(tampered, build):
     cfg, files = tampered
     build(cfg).train()
     assert [file.exists() for file in files] == [False, True, True]
-
-
-def test_banks_elsewhere_are_not_read(tmp_path):
-    work, others = tmp_path / 'work', tmp_path / 'others'
-    for folder in (work, others):
-        folder.mkdir()
-        (folder / 'epoch_1.banks.pth').write_text('')
-    inside, outside = (str(f / 'epoch_1.banks.pth') for f in (work, others))
-    assert find_banks(inside, None, [str(work)]) == inside
-    assert find_banks(outside, None, [str(work)]) is None
-    assert find_banks(outside, str(work / 'epoch_1.pth'), []) == inside  # by its name, beside
-    assert find_banks(f'{work}/../others/epoch_1.banks.pth', None, [str(work)]) is None
 
 
 def test_inside(tmp_path):

@@ -88,9 +88,10 @@ class TaskPull:
         found = found[:3] / found[3]
         known = found[2] > 0
         # Only how they compare counts, whatever the loss and its scale.
-        found[0] /= found[0][known].mean().clamp(min=1e-30)
-        if not bool(found[:, known].isfinite().all()):
-            return  # a loss scale that was too high
+        mean = torch.where(known, found[0], 0.0).sum() / known.sum().clamp(min=1)
+        found[0] /= mean.clamp(min=1e-30)
+        # Nothing of a batch whose loss scale was too high.
+        known &= torch.where(known, found, 0.0).isfinite().all()
         if self._means is None or self._means.shape != found.shape:
             self._means = torch.zeros_like(found)
         self._means[2] += known

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ...datasets import INSTANCE_KEY
 from ...gates import GateRecord
+from ...runtime.finite_search import all_finite
 from ...tasks import class_fields
 
 
@@ -29,8 +30,8 @@ class Batch:
     """The instances of all ranks, in the order of the ranks.
 
     Attributes:
-        indices (Tensor): Their indices.
-        labels (Tensor, optional): Their labels, if they were asked for.
+        indices (Tensor): Their indices, on the CPU, where looking at them waits for nothing.
+        labels (Tensor, optional): Their labels, if they were asked for, on the CPU.
         layers (dict[str, LayerBatch]): Gate -> what it saw.
         counts (list[int]): How many of them each rank has.
     """
@@ -85,7 +86,6 @@ def collect_batch(
             name: LayerBatch(_feature(name, record), record.logits.detach())
             for name, record in records.items()
         }
-        numbers = numbers.to(device)
     else:
         status = torch.tensor([len(numbers), int(error is None)], device=device)
         told = [row.tolist() for row in all_gather(status)]
@@ -95,14 +95,14 @@ def collect_batch(
         failed = [rank for rank, row in enumerate(told) if not row[1]]
         if failed:
             raise RuntimeError(f'FGCHook: rank {failed[0]} cannot read its batch; see its message')
-        numbers = gather_rows(numbers.to(device), counts)
+        numbers = gather_rows(numbers.to(device), counts).cpu()
         layers = _gather_layers(records, counts)
     labels = numbers[:, 1] if with_labels else None
     return Batch(numbers[:, 0], labels, layers, counts)
 
 
 def check_finite(batch: Batch, iteration: int) -> None:
-    """See that every feature and logit is a number.
+    """See that every feature and logit is a number, waiting for the device once.
 
     Args:
         batch (Batch): The batch, the same on all ranks.
@@ -111,17 +111,20 @@ def check_finite(batch: Batch, iteration: int) -> None:
     Raises:
         ValueError: Naming the gate and the first instance.
     """
-    for name, layer in batch.layers.items():
-        for what, rows in (('features', layer.feature), ('logits', layer.logits)):
-            bad = ~torch.isfinite(rows).all(dim=1)
-            if not bool(bad.any()):
-                continue
-            raise ValueError(
-                f'FGCHook: the {what} of {name} contain NaN or Inf for {int(bad.sum())} of '
-                f'{len(bad)} instances at iteration {iteration}, the first is instance '
-                f'{int(batch.indices[bad][0])}; the training has diverged or that picture is '
-                'broken. Nothing of this batch has entered a bank'
-            )
+    named = [
+        (f'the {what} of {name}', rows)
+        for name, layer in batch.layers.items()
+        for what, rows in (('features', layer.feature), ('logits', layer.logits))
+    ]
+    if bool(all_finite(rows for _, rows in named)):
+        return
+    what, rows = next((w, r) for w, r in named if not bool(all_finite([r])))
+    bad = ~torch.isfinite(rows).all(dim=1).cpu()
+    raise ValueError(
+        f'FGCHook: {what} contain NaN or Inf for {int(bad.sum())} of {len(bad)} instances at '
+        f'iteration {iteration}, the first is instance {int(batch.indices[bad][0])}; the training '
+        'has diverged or that picture is broken. Nothing of this batch has entered a bank'
+    )
 
 
 def gather_rows(rows: Tensor, counts: Sequence[int]) -> Tensor:
@@ -152,7 +155,7 @@ def _gather_layers(records: dict[str, GateRecord], counts: list[int]) -> dict[st
 def _feature(name: str, record: GateRecord) -> Tensor:
     if record.feature is None:
         raise ValueError(f'FGCHook: {name} left no feature: its convolution did not run')
-    return record.feature.to(record.logits.dtype)
+    return record.feature
 
 
 def _read(records: dict[str, GateRecord], data_samples: Any, with_labels: bool) -> Tensor:

@@ -8,18 +8,17 @@ import os
 import uuid
 from typing import TYPE_CHECKING, Any, Optional
 
-from mmengine.dist import barrier, is_main_process
 from mmengine.runner import Runner, find_latest_checkpoint
 
 from ...runtime import SafeCheckpointHook
+from ...runtime.companions import find_companion, read_companion
 from ...runtime.work_dir_paths import run_folders
 from ..schedules import epochs_seen
-from .bank_files import banks_path, find_banks, finish_banks, read_banks, write_banks
 
 if TYPE_CHECKING:
     from .hook import FGCHook
 
-_KEY = 'fgc'
+_KEY, _BANKS = 'fgc', 'banks'
 
 
 class FGCCheckpoint:
@@ -42,7 +41,7 @@ class FGCCheckpoint:
         self.fresh_banks = fresh_banks
         self._loaded: Optional[dict[str, Any]] = None
         self._path: Optional[str] = None
-        self._saved: tuple[str, int, str] = ('', -1, '')
+        self._token = (-1, '')
 
     def after_load(self, runner: Runner, checkpoint: dict) -> None:
         """Keep aside what a checkpoint holds; whether it is of use shows later."""
@@ -56,6 +55,7 @@ class FGCCheckpoint:
 
     def before_train(self, runner: Runner) -> None:
         """Resume what a checkpoint held."""
+        self._token = (-1, '')
         if runner.iter:
             self._resume(runner)
         else:
@@ -76,24 +76,23 @@ class FGCCheckpoint:
         hook = self.hook
         if not hook.couplings:
             return
-        entry: dict[str, Any] = dict(
-            seen=hook.seen, num_instances=hook.num_instances, banks=None, token=None
-        )
+        path = None
         # Without an optimizer it is one of the best, and not meant to be resumed.
-        saver = SafeCheckpointHook.of(runner)
-        if self.save_banks and saver.target is not None and 'optimizer' in checkpoint:
-            entry['banks'] = path = banks_path(saver.target)
-            if self._saved[:2] != (path, hook.seen) or not os.path.isfile(path):
-                token = uuid.uuid4().hex
-                write_banks(saver.stage(path), self._state(token))
-                self._saved = (path, hook.seen, token)
-            entry['token'] = self._saved[2]
-        checkpoint[_KEY] = entry
+        if self.save_banks and 'optimizer' in checkpoint:
+            if self._token[0] != hook.seen:
+                self._token = hook.seen, uuid.uuid4().hex
+            saver = SafeCheckpointHook.of(runner)
+            path = saver.add_companion(_BANKS, self._token[1], self._state())
+        checkpoint[_KEY] = dict(
+            seen=hook.seen,
+            num_instances=hook.num_instances,
+            banks=path,
+            token=None if path is None else self._token[1],
+        )
 
-    def _state(self, token: str) -> dict[str, Any]:
+    def _state(self) -> dict[str, Any]:
         hook = self.hook
         return dict(
-            token=token,
             num_instances=hook.num_instances,
             layers={name: layer.state_dict() for name, layer in hook.couplings.items()},
             turnover={name: meter.state_dict() for name, meter in hook.meters.items()},
@@ -114,10 +113,7 @@ class FGCCheckpoint:
                 'and those saved without an optimizer or with save_banks=False have none); resume '
                 f'one that has. {advice}'
             )
-        if is_main_process():
-            finish_banks(self._path, loaded['token'])
-        barrier()
-        path = find_banks(recorded, self._path, run_folders(runner))
+        path = find_companion(_BANKS, recorded, loaded['token'], self._path, run_folders(runner))
         if path is None:
             raise FileNotFoundError(
                 f'FGCHook: the banks of the checkpoint to be resumed, '
@@ -132,7 +128,7 @@ class FGCCheckpoint:
 
     def _load(self, path: str, token: str) -> None:
         """Take over a file of banks, or raise a ValueError that says why not."""
-        hook, state = self.hook, read_banks(path)
+        hook, state = self.hook, read_companion(path)
         if state['token'] != token:
             raise ValueError(f'{path} belongs to another checkpoint than the one to be resumed')
         if state['num_instances'] != hook.num_instances:

@@ -14,11 +14,11 @@ from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 from torch import Tensor
 
-from ...coupling import CouplingResult, LayerCoupling, TurnoverMeter, map_layers, with_gradient
+from ...coupling import CouplingResult, LayerCoupling, TurnoverMeter, map_layers
 from ...datasets import install_instance_index, refuse_mixing
 from ...gates import Gate, select_blocks
 from ...gates.utils import Layers
-from ...runtime import SafeCheckpointHook, unwrap
+from ...runtime import FiniteHook, SafeCheckpointHook, unwrap
 from ...runtime.argument_types import check_types
 from ..budget.hook import BudgetHook
 from ..gate_loss_hook import GateLossHook
@@ -343,7 +343,9 @@ class FGCHook(GateLossHook):
     def _check(self, batch: Batch, runner: Runner) -> None:
         """Raise, on all ranks alike, before anything of the batch is used."""
         next(iter(self.couplings.values())).feature_bank.check_indices(batch.indices)
-        check_finite(batch, runner.iter + 1)
+        # Once a step: nothing below looks again.
+        if not any(isinstance(hook, FiniteHook) and hook.has_looked for hook in runner.hooks):
+            check_finite(batch, runner.iter + 1)
 
     def _contrast(self, gates: dict[str, Gate], batch: Batch) -> Tensor:
         """Sum of L_g over the coupled gates, of this rank's instances."""
@@ -351,27 +353,21 @@ class FGCHook(GateLossHook):
         indices = batch.indices[own]
         warmup = self.epochs < self.warmup_epochs
 
-        def couple(name: str, shared: Optional[Tensor] = None) -> tuple[CouplingResult, Tensor]:
-            record = gates[name].record
+        def couple(name: str, shared: Optional[Tensor] = None) -> CouplingResult:
+            record, feature = gates[name].record, batch.layers[name].feature[own]
             assert record is not None
-            feature, logits = batch.layers[name].feature[own], record.logits.detach()
-            result = self.couplings[name].loss(
-                feature, logits.requires_grad_(), indices, neighbors=shared, warmup=warmup
+            return self.couplings[name].loss(
+                feature, record.logits, indices, neighbors=shared, warmup=warmup
             )
-            return result, torch.autograd.grad(result.loss, logits)[0]
 
         # From the last to the first: the last one's neighbors may be shared.
         names = list(reversed(self.couplings))
         if self.shared:
             first = couple(names[0])
-            done = [first, *(couple(name, first[0].neighbors) for name in names[1:])]
+            results = [first, *(couple(name, first.neighbors) for name in names[1:])]
         else:
-            done = map_layers(couple, names, batch.indices.device)
-        losses = [
-            with_gradient(gates[name].record.logits, result.loss, gradient)  # type: ignore[union-attr]
-            for name, (result, gradient) in zip(names, done, strict=True)
-        ]
-        results = [result for result, _ in done]
+            device = batch.layers[names[0]].feature.device
+            results = map_layers(couple, names, device)
         neighbors = {
             name: result.neighbors
             for name, result in zip(names, results, strict=True)
@@ -379,19 +375,19 @@ class FGCHook(GateLossHook):
         }
         if neighbors:
             self._note_turnover(neighbors, batch)
-        return torch.stack(losses).sum()
+        return torch.stack([result.loss for result in results]).sum()
 
     def _note_turnover(self, neighbors: dict[str, Tensor], batch: Batch) -> None:
         """Tell the meters, on all ranks alike, about the watched instances."""
-        watched = torch.isin(batch.indices.cpu(), next(iter(self.meters.values())).chosen)
+        watched = torch.isin(batch.indices, next(iter(self.meters.values())).chosen)
         if not bool(watched.any()):
             return
-        mine = watched[batch.own].to(batch.indices.device)
+        mine = watched[batch.own].to(next(iter(neighbors.values())).device)
         counts = [int(part.sum()) for part in watched.split(batch.counts)]
         rows = torch.cat([found[mine] for found in neighbors.values()], dim=1)
         pieces = gather_rows(rows, counts).split(self.settings['k'], dim=1)
         for name, piece in zip(neighbors, pieces, strict=True):
-            self.meters[name].update(batch.indices.cpu()[watched], piece)
+            self.meters[name].update(batch.indices[watched], piece)
 
 
 def _build(who: str, **arguments: Any) -> LayerCoupling:

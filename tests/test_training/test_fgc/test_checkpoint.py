@@ -6,15 +6,14 @@ import os
 import shutil
 from pathlib import Path
 
-import malicious
 import pytest
 import torch
 from mmengine.hooks import EMAHook, Hook
 
 from fgc_mm.runtime import RandomStateHook
+from fgc_mm.runtime.companions import read_companion
 from fgc_mm.runtime.random_state_hook import checkpoint_due
 from fgc_mm.training import FGCHook
-from fgc_mm.training.fgc.bank_files import read_banks, write_banks
 
 FGC = dict(type='FGCHook', layers=[-2, -1], k=5, eta=0.1, log_interval=2)
 
@@ -181,10 +180,10 @@ def test_files_beside_the_checkpoints(digits_cfg, changes, train):
     assert [f for f in files if f not in best] == [
         'epoch_3.banks.pth', 'epoch_3.pth', 'epoch_4.banks.pth', 'epoch_4.pth',
     ]  # fmt: skip
-    saved = read_banks(os.path.join(runner.work_dir, 'epoch_4.banks.pth'))
+    saved = read_companion(os.path.join(runner.work_dir, 'epoch_4.banks.pth'))
     for name, c in fgc(runner).couplings.items():
         assert torch.equal(saved['layers'][name]['gate']['data'], c.gate_bank.data)
-    assert not [f for f in os.listdir(runner.work_dir) if f.endswith('.tmp')]
+    assert not [f for f in os.listdir(runner.work_dir) if f.endswith('.partial')]
     # A resumed run removes those an earlier process has written.
     cfg = digits_cfg([FGC], max_epochs=5, resume=True, **changes, **checkpoint)
     files = os.listdir(train(cfg).work_dir)
@@ -193,20 +192,6 @@ def test_files_beside_the_checkpoints(digits_cfg, changes, train):
     ]  # fmt: skip
     # The runner's own method is back in its place.
     assert 'save_checkpoint' not in vars(runner)
-
-
-def test_broken_banks_are_refused(tmp_path):
-    path = str(tmp_path / 'epoch_1.banks.pth')
-    write_banks(path, dict(layers={}, token='old'))
-    assert read_banks(path)['token'] == 'old'
-    Path(path).write_bytes(Path(path).read_bytes()[:100])
-    with pytest.raises(ValueError, match='cannot be read as a file of banks'):
-        read_banks(path)
-    # One that would run code is refused by whoever reads it, in the tools or elsewhere.
-    torch.save(malicious.by_pickle(dict(layers={}), tmp_path / 'marker'), path)
-    with pytest.raises(ValueError, match='cannot be read as a file of banks'):
-        read_banks(path)
-    assert not (tmp_path / 'marker').exists()
 
 
 def test_switched_off(digits_cfg, train):

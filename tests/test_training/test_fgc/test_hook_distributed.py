@@ -8,7 +8,7 @@ import torch
 from two_processes import results_of_ranks, train_in_two_processes
 
 from fgc_mm.coupling import LayerCoupling
-from fgc_mm.training.fgc.bank_files import read_banks
+from fgc_mm.runtime.companions import read_companion
 
 GATES = ['backbone.layer3.1.gate1', 'backbone.layer3.2.gate1']
 
@@ -133,7 +133,7 @@ def test_two_ranks(launch, tmp_path):
         for name in GATES[-1:]:  # the other one's logits also feed this one's input
             grad = torch.cat([step['grad'][name] for step in steps]) / 2
             torch.testing.assert_close(grad, logits[name].grad, rtol=1e-4, atol=1e-7)
-    saved = read_banks(str(tmp_path / 'run' / 'epoch_2.banks.pth'))['layers']
+    saved = read_companion(str(tmp_path / 'run' / 'epoch_2.banks.pth'))['layers']
     for name, layer in layers.items():
         for kind, bank in (('feature', layer.feature_bank), ('gate', layer.gate_bank)):
             torch.testing.assert_close(saved[name][kind]['data'], bank.data, rtol=0, atol=1e-6)
