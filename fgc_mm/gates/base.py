@@ -49,6 +49,8 @@ class Gate(BaseModule):
             nothing is left to multiply once closed channels are left out.
         multiplier (Tensor, optional): What consumers are multiplied with in this pass.
         wants_feature (bool): Whether somebody needs the pooled feature of every pass.
+        block (str, optional): Name of the block it belongs to, seen from the network whose child
+            ``gates`` holds it. None for a gate that is a child of its block.
     """
 
     hard: bool = False
@@ -65,6 +67,7 @@ class Gate(BaseModule):
         self.record: Optional[GateRecord] = None
         self.multiplier: Optional[Tensor] = None
         self.wants_feature = False
+        self.block: Optional[str] = None
         self.forced: Union[float, Tensor, None] = None
 
     @abstractmethod

@@ -22,11 +22,6 @@ NAME = 'gates'
 """Name of the child that holds the gates of a network."""
 
 
-def gate_name(site: str) -> str:
-    """Name of a site's gate among the gates: a module's name has no dots."""
-    return site.replace('.', '-')
-
-
 class Gates(BaseModule):
     """The gates of a network, by the names of their sites.
 
@@ -58,13 +53,19 @@ class Gates(BaseModule):
                     f'gate={gate!r} builds a {type(built).__name__}, which is no gate; use '
                     "dict(type='BinConcreteGate')"
                 )
-            self.add_module(gate_name(site.name), built)
+            built.block = site.source
+            self.add_module(self.name_of(site.name), built)
         self._norms = [m for m in self.modules() if isinstance(m, _BatchNorm)]
         self._modes_differ = any(gate.training != self.training for gate in self.children())
 
+    @staticmethod
+    def name_of(site: str) -> str:
+        """Name of a site's gate in here: no dots are allowed."""
+        return site.replace('.', '-')
+
     def of(self, site: str) -> Gate:
         """The gate of a site."""
-        return getattr(self, gate_name(site))
+        return getattr(self, self.name_of(site))
 
     def init_weights(self) -> None:
         """The gates' own initial values, unless a checkpoint has brought others."""
@@ -278,9 +279,7 @@ def attach(
         layer = modules[consumer]
         width, axis = input_channels(layer)
         notes = [name for name in read if noted[name] == consumer]
-        layer.register_forward_pre_hook(
-            Mask(gates, read, axis, width, notes), with_kwargs=True
-        )
+        layer.register_forward_pre_hook(Mask(gates, read, axis, width, notes), with_kwargs=True)
     if hasattr(network, 'init_weights'):
         network.init_weights = InitAfter(network)  # type: ignore[assignment]
     return gates

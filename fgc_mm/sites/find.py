@@ -13,7 +13,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 from torch.nn.utils.parametrize import is_parametrized
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 
 from ..errors import UsageError
 from .labels import Labels, NotPrivate, step
@@ -41,9 +41,13 @@ def is_layer(module: nn.Module) -> bool:
 def layer_fault(module: nn.Module) -> Optional[str]:
     """Why the channels of a layer cannot be switched, None if they can."""
     kind = type(module)
-    if is_parametrized(module) or getattr(module, '_forward_pre_hooks', None) and any(
-        type(hook).__module__.startswith('torch.nn.utils')
-        for hook in module._forward_pre_hooks.values()
+    if (
+        is_parametrized(module)
+        or (getattr(module, '_forward_pre_hooks', None)
+        and any(
+            type(hook).__module__.startswith('torch.nn.utils')
+            for hook in module._forward_pre_hooks.values()
+        ))
     ):
         return 'its weight is computed anew in every pass'
     own = kind.forward
@@ -61,10 +65,12 @@ class Found:
     Attributes:
         sites (list[Site]): In the order they run in.
         refused (list[Refusal]): The other layers, with the reason.
+        first (str): Path of the layer that runs first.
     """
 
     sites: list[Site] = field(default_factory=list)
     refused: list[Refusal] = field(default_factory=list)
+    first: str = ''
 
 
 @dataclass
@@ -104,7 +110,7 @@ class Finder:
 
     def find(self) -> Found:
         """Follow every layer's output."""
-        found = Found()
+        found = Found(first=next(iter(self.calls), ''))
         for name in self.calls:
             try:
                 found.sites.append(self._site(name))
@@ -262,9 +268,7 @@ class Finder:
         times = len(self.calls[name])
         for other in (*flow.consumers, *flow.through):
             if len(self.calls[other]) != times:
-                raise _Escape(
-                    f'{other} reads it in {times} of its {len(self.calls[other])} calls'
-                )
+                raise _Escape(f'{other} reads it in {times} of its {len(self.calls[other])} calls')
         if times == 1:
             return
         for other in (*flow.consumers, *flow.through):
@@ -412,13 +416,22 @@ def _both(first: Found, second: Found) -> Found:
             refused.append(Refusal(site.name, f'in training {why[site.name].reason}'))
         else:
             refused.append(Refusal(site.name, 'other layers read it in training'))
-    refused += [r for r in second.refused if r.name not in known and r.name not in mine
-                and not any(r.name == site.name for site in first.sites)]
-    return Found(sites, list({r.name: r for r in refused}.values()))
+    refused += [
+        r
+        for r in second.refused
+        if r.name not in known
+        and r.name not in mine
+        and not any(r.name == site.name for site in first.sites)
+    ]
+    return Found(sites, list({r.name: r for r in refused}.values()), first.first)
 
 
 def _alike(a: Site, b: Site) -> bool:
-    return (a.producers, set(a.consumers), a.channels) == (b.producers, set(b.consumers), b.channels)
+    return (a.producers, set(a.consumers), a.channels) == (
+        b.producers,
+        set(b.consumers),
+        b.channels,
+    )
 
 
 @contextmanager

@@ -24,15 +24,11 @@ class NotPrivate(Exception):
 
 # One element out for one element in.
 POINTWISE = set(
-    """abs acos asin atan ceil celu clamp clamp_max clamp_min clone contiguous cos detach elu erf exp
-    expm1 floor gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu log log1p log_sigmoid_forward
-    logit mish neg pow reciprocal relu relu6 round rsqrt selu sigmoid sign silu sin softplus softshrink
-    sqrt square tan tanh threshold _to_copy to alias lift_fresh dropout native_dropout bernoulli
-    rrelu rrelu_with_noise positive sgn trunc frac logical_not _conj""".split()
+    ["abs", "acos", "asin", "atan", "ceil", "celu", "clamp", "clamp_max", "clamp_min", "clone", "contiguous", "cos", "detach", "elu", "erf", "exp", "expm1", "floor", "gelu", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "log", "log1p", "log_sigmoid_forward", "logit", "mish", "neg", "pow", "reciprocal", "relu", "relu6", "round", "rsqrt", "selu", "sigmoid", "sign", "silu", "sin", "softplus", "softshrink", "sqrt", "square", "tan", "tanh", "threshold", "_to_copy", "to", "alias", "lift_fresh", "dropout", "native_dropout", "bernoulli", "rrelu", "rrelu_with_noise", "positive", "sgn", "trunc", "frac", "logical_not", "_conj"]
 )
 # Two tensors, element by element; a factor may come from anywhere.
-FACTORS = set('mul div'.split())
-SUMS = set('add sub rsub maximum minimum max_other where fmod remainder lerp'.split())
+FACTORS = set(['mul', 'div'])
+SUMS = set(['add', 'sub', 'rsub', 'maximum', 'minimum', 'max_other', 'where', 'fmod', 'remainder', 'lerp'])
 # Windows over the last dimensions, channel by channel.
 POOLS = {
     'max_pool2d': 2,
@@ -58,11 +54,11 @@ POOLS = {
     'pixel_shuffle': 0,
 }
 NORMS = set(
-    """native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training cudnn_batch_norm
-    batch_norm miopen_batch_norm _batch_norm_with_update _batch_norm_no_update
-    _native_batch_norm_legit_functional""".split()
+    ["native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "cudnn_batch_norm", "batch_norm", "miopen_batch_norm", "_batch_norm_with_update", "_batch_norm_no_update", "_native_batch_norm_legit_functional"]
 )
-REDUCTIONS = set('mean sum amax amin std var norm linalg_vector_norm var_mean std_mean prod'.split())
+REDUCTIONS = set(
+    ['mean', 'sum', 'amax', 'amin', 'std', 'var', 'norm', 'linalg_vector_norm', 'var_mean', 'std_mean', 'prod']
+)
 
 
 def base_name(op: str) -> str:
@@ -406,9 +402,7 @@ _RULES: dict[str, Callable[[Node, dict[int, Labels]], list[Optional[Labels]]]] =
     'native_layer_norm': _layer_norm,
     'index_select': _indexed,
     **dict.fromkeys(
-        """zeros_like ones_like empty_like full_like rand_like randn_like new_zeros new_ones new_empty
-        new_full sym_size size""".split(),
+        ["zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "new_zeros", "new_ones", "new_empty", "new_full", "sym_size", "size"],
         _like,
     ),
 }
-

@@ -16,6 +16,11 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from ..errors import UsageError
 
+
+class ExampleError(UsageError):
+    """A network cannot be run on the example it was given."""
+
+
 LAYER = 'layer'
 """Name of the node of a whole convolution or linear layer."""
 
@@ -256,7 +261,7 @@ def record_pass(module: nn.Module, args: tuple, kwargs: dict, is_layer: Any) -> 
         is_layer (Callable): Which modules are one node.
 
     Raises:
-        UsageError: If the module cannot be run with them.
+        ExampleError: If the module cannot be run with them.
     """
     recorder = Recorder(module, is_layer)
     for tensor in tree_flatten((args, kwargs))[0]:
@@ -270,7 +275,7 @@ def record_pass(module: nn.Module, args: tuple, kwargs: dict, is_layer: Any) -> 
             out = module(*args, **kwargs)
     except Exception as error:
         shapes = [tuple(t.shape) for t in tree_flatten((args, kwargs))[0] if isinstance(t, Tensor)]
-        raise UsageError(
+        raise ExampleError(
             f'{type(module).__name__} cannot be run on the example of shape '
             f'{", ".join(map(str, shapes))}: {type(error).__name__}: {error}; give an '
             'example that fits it, such as example=torch.rand(1, 3, 224, 224)'
