@@ -49,7 +49,7 @@ class BackboneShare:
         self._plain = [name for name, own in layers.items() if not own and name not in switches]
         self._overhead = [name for name, own in layers.items() if own]
         order = {name: number for number, name in enumerate(self.gates)}
-        # Openness of a side: parts of its channels, each times the openness of the gates they follow.
+        # Openness of a side: parts of its channels, each times that of the gates they follow.
         self._products: list[tuple[int, ...]] = []
         self._sides: dict[str, tuple[list[tuple[int, float]], ...]] = {}
         for name, switch in switches.items():
@@ -66,8 +66,8 @@ class BackboneShare:
             groups = getattr(self._modules[name], 'groups', 1)
             if groups > 1 and switch.ins.ends and switch.outs.ends:
                 raise ValueError(
-                    f'{name!r} has {groups} groups and gates on both sides: its MACs depend on which '
-                    'channels meet in a group, not on how many are open'
+                    f'{name!r} has {groups} groups and gates on both sides: its MACs depend on '
+                    'which channels meet in a group, not on how many are open'
                 )
         self._matrices: dict[tuple, Tensor] = {}
         self._macs: dict[str, float] = {}

@@ -37,8 +37,8 @@ def Gated(
         backbone (dict): Config of the backbone.
         gate (dict, optional): Config of the gates. Defaults to None, a
             ``BinConcreteGate`` with layer norm.
-        sites (str | int | Sequence): ``'all'`` but the stem, ``'last_stage'``, ``'stem'``, names of sites,
-            blocks or stages, numbers of blocks, or a list of those. Defaults to 'all'.
+        sites (str | int | Sequence): ``'all'`` but the stem, ``'last_stage'``, ``'stem'``, names of
+            sites, blocks or stages, numbers of blocks, or a list of those. Defaults to 'all'.
         example (tuple, optional): Channels, height and width of a picture it runs on. Defaults
             to None: ``in_channels`` of its config, and 64 x 64 or 224 x 224.
         gates_follow_freeze (bool): Apply the backbone's ``norm_eval`` to gates as well. Defaults to

@@ -25,8 +25,8 @@ NAME = 'gates'
 class Gates(BaseModule):
     """The gates of a network, by the names of their sites.
 
-    They are a child of the network, named ``gates``. Hooks on the layers of the network do the rest: before a
-    site's source runs its gate decides, and before a consumer runs its input is
+    They are a child of the network, named ``gates``. Hooks on the network's layers do the rest:
+    before a site's source runs its gate decides, and before a consumer runs its input is
     masked. The network's own code and names stay as they are.
 
     Batch norms of the gates are in the mode of this module, whatever the network does to its own
@@ -192,7 +192,7 @@ class InitAfter:
         self.network = network
 
     def __call__(self) -> None:
-        type(self.network).init_weights(self.network)
+        type(self.network).init_weights(self.network)  # type: ignore[attr-defined]
         getattr(self.network, NAME).init_weights()
 
 

@@ -18,9 +18,9 @@ def choose(sites: Sequence[Site], wanted: Choice, stem: Sequence[str] = ()) -> l
 
     Args:
         sites (Sequence[Site]): All there are.
-        wanted (str | int | Sequence): ``'all'`` but the stem, ``'last_stage'``, ``'stem'``, the name of a site, a
-            block or a stage, the number of a block (negative counts from the end), or a
-            list of those.
+        wanted (str | int | Sequence): ``'all'`` but the stem, ``'last_stage'``, ``'stem'``, the
+            name of a site, a block or a stage, the number of a block (negative counts from
+            the end), or a list of those.
         stem (Sequence[str]): Names of the sites that ``'all'`` leaves out.
 
     Raises:

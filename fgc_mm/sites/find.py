@@ -41,13 +41,12 @@ def is_layer(module: nn.Module) -> bool:
 def layer_fault(module: nn.Module) -> Optional[str]:
     """Why the channels of a layer cannot be switched, None if they can."""
     kind = type(module)
-    if (
-        is_parametrized(module)
-        or (getattr(module, '_forward_pre_hooks', None)
+    if is_parametrized(module) or (
+        getattr(module, '_forward_pre_hooks', None)
         and any(
             type(hook).__module__.startswith('torch.nn.utils')
             for hook in module._forward_pre_hooks.values()
-        ))
+        )
     ):
         return 'its weight is computed anew in every pass'
     own = kind.forward
@@ -264,7 +263,7 @@ class Finder:
                 _unite(flow.merged, int(row[0]), int(label))
 
     def _check_calls(self, name: str, flow: _Flow) -> None:
-        """A layer in between or behind is called as often as the layer itself, each call of its own."""
+        """What is in between or behind is called once for each call of the layer."""
         times = len(self.calls[name])
         for other in (*flow.consumers, *flow.through):
             if len(self.calls[other]) != times:
@@ -357,8 +356,7 @@ def find_sites(module: nn.Module, example: Example, modes: Sequence[bool] = (Fal
     Args:
         module (nn.Module): Any network.
         example (Tensor | Sequence | Mapping): What to call it with.
-        modes (Sequence[bool]): The modes it is recorded in, False for evaluation, True for training.
-            Defaults to both.
+        modes (Sequence[bool]): The modes it is recorded in, True for training. Defaults to both.
 
     Returns:
         Found: The sites, and why the other layers are none.
@@ -375,7 +373,7 @@ def find_sites(module: nn.Module, example: Example, modes: Sequence[bool] = (Fal
     for training in modes:
         with _as_it_was(module, training):
             given = tree_map(_twice, (args, kwargs)) if training else (args, kwargs)
-            record = record_pass(module, *given, is_layer)
+            record = record_pass(module, given[0], given[1], is_layer)
         mine = Finder(module, record).find()
         found = mine if found is None else _both(found, mine)
     assert found is not None

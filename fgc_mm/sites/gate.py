@@ -26,8 +26,8 @@ def gate(
 ) -> nn.Module:
     """Gate a network: any network, as it is.
 
-    Its sites are found by running it once on the example, and gates are put on them. Names, weights and
-    code of the network stay; its new child ``gates`` holds the gates.
+    Its sites are found by running it on the example, and gates are put on them. Names, weights
+    and code of the network stay; its new child ``gates`` holds the gates.
 
     Args:
         network (nn.Module): The network; it is changed and returned.
@@ -35,8 +35,8 @@ def gate(
             ``torch.rand(1, 3, 224, 224)``.
         gate (dict, optional): Config of the gates. Defaults to None,
             ``dict(type='BinConcreteGate', norm_cfg=dict(type='LN'))``.
-        sites (str | int | Sequence): Which sites, see :func:`~fgc_mm.sites.choose.choose`. Defaults to
-            'all', which leaves the stem out.
+        sites (str | int | Sequence): Which sites, see :func:`~fgc_mm.sites.choose.choose`.
+            Defaults to 'all', which leaves the stem out.
         follow_norm_eval (bool): Let the network put the gates' norms into evaluation as well.
             Defaults to False.
 
@@ -68,9 +68,8 @@ def gate(
 
 
 def stem_of(network: nn.Module, found: Found) -> list[str]:
-    """The sites in front of the blocks: the layer that reads the picture, and what stands beside it in the
-    same part of the network, unless that part is the network's body.
-    """
+    """The sites in front of the blocks: the layer that reads the picture, and what stands beside it
+    in the same part of the network, unless that part is the network's body."""
     order = [*(site.name for site in found.sites), *(r.name for r in found.refused)]
     first = found.first
     part = first.partition('.')[0]

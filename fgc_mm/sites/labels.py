@@ -1,9 +1,9 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
 """Where the channels of one layer end up: what each operation does to them.
 
-A *label* says which channel an element of a tensor comes from, -1 for none. The labels of a tensor are
-an array that broadcasts to its shape: ``1 x 64 x 1 x 1`` for a map of 64 channels. An operation is
-harmless if no element of its output mixes channels, and then says what the labels of its output are.
+A *label* says which channel an element of a tensor comes from, -1 for none. The labels of a tensor
+are an array that broadcasts to its shape: ``1 x 64 x 1 x 1`` for a map of 64 channels. An operation
+is harmless if no element of its output mixes labels; it then has a rule for those of its output.
 """
 
 from __future__ import annotations
@@ -22,13 +22,32 @@ class NotPrivate(Exception):
     """The channels do not stay apart; the message says where."""
 
 
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 # One element out for one element in.
-POINTWISE = set(
-    ["abs", "acos", "asin", "atan", "ceil", "celu", "clamp", "clamp_max", "clamp_min", "clone", "contiguous", "cos", "detach", "elu", "erf", "exp", "expm1", "floor", "gelu", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "log", "log1p", "log_sigmoid_forward", "logit", "mish", "neg", "pow", "reciprocal", "relu", "relu6", "round", "rsqrt", "selu", "sigmoid", "sign", "silu", "sin", "softplus", "softshrink", "sqrt", "square", "tan", "tanh", "threshold", "_to_copy", "to", "alias", "lift_fresh", "dropout", "native_dropout", "bernoulli", "rrelu", "rrelu_with_noise", "positive", "sgn", "trunc", "frac", "logical_not", "_conj"]
+POINTWISE = _names(
+    """
+    abs acos asin atan ceil celu clamp clamp_max clamp_min clone contiguous cos detach elu
+    erf exp expm1 floor gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu log log1p
+    log_sigmoid_forward logit mish neg pow reciprocal relu relu6 round rsqrt selu sigmoid
+    sign silu sin softplus softshrink sqrt square tan tanh threshold _to_copy to alias
+    lift_fresh dropout native_dropout bernoulli rrelu rrelu_with_noise positive sgn trunc
+    frac logical_not _conj
+    """
 )
 # Two tensors, element by element; a factor may come from anywhere.
-FACTORS = set(['mul', 'div'])
-SUMS = set(['add', 'sub', 'rsub', 'maximum', 'minimum', 'max_other', 'where', 'fmod', 'remainder', 'lerp'])
+FACTORS = _names(
+    """
+    mul div
+    """
+)
+SUMS = _names(
+    """
+    add sub rsub maximum minimum max_other where fmod remainder lerp
+    """
+)
 # Windows over the last dimensions, channel by channel.
 POOLS = {
     'max_pool2d': 2,
@@ -53,11 +72,17 @@ POOLS = {
     'replication_pad2d': 2,
     'pixel_shuffle': 0,
 }
-NORMS = set(
-    ["native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "cudnn_batch_norm", "batch_norm", "miopen_batch_norm", "_batch_norm_with_update", "_batch_norm_no_update", "_native_batch_norm_legit_functional"]
+NORMS = _names(
+    """
+    native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training
+    cudnn_batch_norm batch_norm miopen_batch_norm _batch_norm_with_update
+    _batch_norm_no_update _native_batch_norm_legit_functional
+    """
 )
-REDUCTIONS = set(
-    ['mean', 'sum', 'amax', 'amin', 'std', 'var', 'norm', 'linalg_vector_norm', 'var_mean', 'std_mean', 'prod']
+REDUCTIONS = _names(
+    """
+    mean sum amax amin std var norm linalg_vector_norm var_mean std_mean prod
+    """
 )
 
 
@@ -402,7 +427,12 @@ _RULES: dict[str, Callable[[Node, dict[int, Labels]], list[Optional[Labels]]]] =
     'native_layer_norm': _layer_norm,
     'index_select': _indexed,
     **dict.fromkeys(
-        ["zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "new_zeros", "new_ones", "new_empty", "new_full", "sym_size", "size"],
+        _names(
+            """
+            zeros_like ones_like empty_like full_like rand_like randn_like new_zeros
+            new_ones new_empty new_full sym_size size
+            """
+        ),
         _like,
     ),
 }

@@ -50,8 +50,8 @@ def _calls_of(record: Record, path: str) -> list[Call]:
 def _reader_of(
     record: Record, call: Call, modules: Mapping[str, nn.Module], before: int
 ) -> str | None:
-    """The first layer inside a block, up to the one in question, that reads the block's input; None for
-    what is no block: a single layer, or what hands its input on to one block."""
+    """The first layer in a block, up to the one in question, that reads the block's input; None
+    where there is none, and for a block of a single layer."""
     if call.given is None:
         return None
     layers = [n for n in range(call.start, call.end) if record.nodes[n].op == LAYER]
@@ -70,4 +70,5 @@ def _reader_of(
 def _channels(ref: Ref, reader: nn.Module) -> tuple[int, int]:
     if isinstance(reader, nn.Linear):
         return ref.shape[-1], -1
-    return ref.shape[len(ref.shape) - 1 - len(reader.kernel_size)], 1
+    dims = len(reader.kernel_size)  # type: ignore[arg-type]
+    return ref.shape[len(ref.shape) - 1 - dims], 1

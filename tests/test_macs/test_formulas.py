@@ -4,7 +4,6 @@
 import pytest
 import torch
 
-from fgc_mm.gates import GateSite
 from fgc_mm.macs import conv_macs, linear_macs, open_share
 
 
