@@ -227,6 +227,8 @@ def _run(
     task = ''
     counter.attach()
     costs.attach()
+    for gate in gates.values():
+        gate.wants_feature = True
     try:
         with progress(f'gates of {Path(checkpoint).name}', wanted) as advance:
             for batch in loader:

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Optional
+from typing import Any
 
 import torch
 import torch.nn as nn
 from torch import Tensor
 
 from ..gates import find_gates
-from ..macs import GatedConv, ImageMACs, block_sites, gated_convs, open_share
+from ..macs import ImageMACs, Switch, open_share, switches_of
 from ..macs.layers import call_macs, is_counted
 from ..runtime import Attachments
 
@@ -31,10 +31,8 @@ class LayerCosts:
 
     def __init__(self, model: nn.Module, backbone: str = 'backbone') -> None:
         self._modules = {n: m for n, m in model.named_modules() if is_counted(m)}
-        self._plans: dict[str, GatedConv] = {}
+        self._plans = switches_of(model)
         everything = dict(model.named_modules())
-        for block, sites in block_sites(model).items():
-            self._plans.update(gated_convs(everything[block], sites, block))
         inside = {id(m) for m in everything[backbone].modules()}
         in_gates = {id(m) for gate in find_gates(model).values() for m in gate.modules()}
         self._kinds = {
@@ -87,20 +85,19 @@ class LayerCosts:
         ]
 
     def _share(
-        self, name: str, plan: GatedConv, decisions: list[dict[str, Any]], calls: list[int]
+        self, name: str, plan: Switch, decisions: list[dict[str, Any]], calls: list[int]
     ) -> float:
-        """Executed part of a convolution's calls, over pictures and passes."""
-
-        def mask(gate: Optional[str]) -> Optional[Tensor]:
-            if gate is None:
-                return None
-            return torch.stack([torch.from_numpy(image[gate]) for image in decisions])
-
-        sides = mask(plan.in_gate), mask(plan.out_gate)
+        """Executed part of a layer's calls, over pictures and passes."""
+        gates = {gate for gate, _ in (*plan.ins.ends, *plan.outs.ends)}
+        masks = {
+            gate: torch.stack([torch.from_numpy(image[gate]) for image in decisions])
+            for gate in gates
+        }
+        shape = next(iter(masks.values())).shape[:2]
+        flat = {gate: mask.flatten(0, 1) for gate, mask in masks.items()}
         groups = getattr(self._modules[name], 'groups', 1)
-        shape = next(side.shape[:2] for side in sides if side is not None)
-        flat = [None if side is None else side.flatten(0, 1) for side in sides]
-        shares = open_share(flat[0], flat[1], groups).view(shape).mean(dim=0)  # by pass
+        shares = open_share(plan.ins.mask(flat), plan.outs.mask(flat), groups)
+        shares = shares.view(shape).mean(dim=0)  # by pass
         if len(shares) != len(calls):
             return float(shares.mean())
         weights = torch.tensor(calls, dtype=shares.dtype)

@@ -47,6 +47,10 @@ class Gate(BaseModule):
     Attributes:
         hard (bool): Whether features are multiplied with 0 and 1 only, so that
             nothing is left to multiply once closed channels are left out.
+        multiplier (Tensor, optional): What consumers are multiplied with in this pass.
+        wants_feature (bool): Whether somebody needs the pooled feature of every pass.
+        block (str, optional): Name of the block it belongs to, seen from the network whose child
+            ``gates`` holds it. None for a gate that is a child of its block.
     """
 
     hard: bool = False
@@ -61,6 +65,9 @@ class Gate(BaseModule):
         self.in_channels = in_channels
         self.channels = channels
         self.record: Optional[GateRecord] = None
+        self.multiplier: Optional[Tensor] = None
+        self.wants_feature = False
+        self.block: Optional[str] = None
         self.forced: Union[float, Tensor, None] = None
 
     @abstractmethod
@@ -232,7 +239,7 @@ class Gate(BaseModule):
 
     def __getstate__(self) -> dict:
         # A record belongs to one pass: copies and pickles start without.
-        return {**self.__dict__, 'record': None}
+        return {**self.__dict__, 'record': None, 'multiplier': None}
 
     def _dtype(self) -> torch.dtype:
         parameter = next(self.parameters(), None)

@@ -39,8 +39,16 @@ def gated_blocks(model: nn.Module) -> dict[str, list[tuple[str, Gate]]]:
     """
     blocks: dict[str, list[tuple[str, Gate]]] = {}
     for name, gate in find_gates(model).items():
-        blocks.setdefault(name.rpartition('.')[0], []).append((name, gate))
+        blocks.setdefault(_block_of(name, gate), []).append((name, gate))
     return blocks
+
+
+def _block_of(name: str, gate: Gate) -> str:
+    holder = name.rpartition('.')[0]
+    if gate.block is None:
+        return holder
+    network = holder.rpartition('.')[0]
+    return f'{network}.{gate.block}' if network else gate.block
 
 
 def match_blocks(layers: Layers, names: Sequence[str], key: str = 'layers') -> list[str]:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn as nn
@@ -12,14 +11,14 @@ from torch import Tensor
 
 from ..gates import find_gates
 from ..runtime import Attachments
-from .gated_convs import GatedConv, block_sites, gated_convs
-from .layers import call_macs, is_counted
+from .layers import call_macs
+from .switches import kinds_of, switches_of
 
 
 class BackboneShare:
     """Watches the layers of a backbone and prices decisions of its gates.
 
-    It counts as :class:`MACsTracer` does: gated convolutions by their open
+    It counts as :class:`MACsTracer` does: gated layers by their open
     channels, everything else fully, the gates' own MACs on top, over the MACs of
     the same backbone without gates. In place of the masks of a pass it takes any
     openness, such as probabilities, and is differentiable in them. As decisions of two
@@ -41,39 +40,44 @@ class BackboneShare:
 
     def __init__(self, model: nn.Module, backbone: str = 'backbone') -> None:
         self._modules = dict(model.named_modules())
-        if backbone not in self._modules:
-            parts = ', '.join(repr(name) for name, _ in model.named_children())
-            raise ValueError(
-                f'backbone={backbone!r} is no part of {type(model).__name__}; name one of its '
-                f"parts ({parts}), or '' for all of it"
-            )
+        layers = {n: own for n, (inside, own) in kinds_of(model, backbone).items() if inside}
         self.backbone = self._modules[backbone]
         inside = {id(module) for module in self.backbone.modules()}
         self.gates = {name: gate for name, gate in find_gates(model).items() if id(gate) in inside}
-        gate_layers = {id(m) for gate in self.gates.values() for m in gate.modules()}
-        self._plans: dict[str, GatedConv] = {}
-        for block, sites in block_sites(model).items():
-            self._plans.update(gated_convs(self._modules[block], sites, block))
-        self._plain: list[str] = []
-        self._overhead: list[str] = []
-        self._gated: list[str] = []
-        for name, module in self._modules.items():
-            if id(module) not in inside or not is_counted(module):
-                continue
-            if name in self._plans:
-                self._gated.append(name)
-                self._check_grouped(name)
-            elif id(module) in gate_layers:
-                self._overhead.append(name)
-            else:
-                self._plain.append(name)
-        self._sides = {name: self._columns(self._plans[name]) for name in self._gated}
+        switches = {n: switch for n, switch in switches_of(model).items() if n in layers}
+        self._gated = list(switches)
+        self._plain = [name for name, own in layers.items() if not own and name not in switches]
+        self._overhead = [name for name, own in layers.items() if own]
+        order = {name: number for number, name in enumerate(self.gates)}
+        # Openness of a side: parts of its channels, each times that of the gates they follow.
+        self._products: list[tuple[int, ...]] = []
+        self._sides: dict[str, tuple[list[tuple[int, float]], ...]] = {}
+        for name, switch in switches.items():
+            sides = []
+            for side in (switch.ins, switch.outs):
+                parts = []
+                for owners, part in side.parts().items():
+                    product = tuple(order[owner] for owner in owners)
+                    if product not in self._products:
+                        self._products.append(product)
+                    parts.append((self._products.index(product), part))
+                sides.append(parts)
+            self._sides[name] = tuple(sides)
+            groups = getattr(self._modules[name], 'groups', 1)
+            if groups > 1 and switch.ins.ends and switch.outs.ends:
+                raise ValueError(
+                    f'{name!r} has {groups} groups and gates on both sides: its MACs depend on '
+                    'which channels meet in a group, not on how many are open'
+                )
+        self._matrices: dict[tuple, Tensor] = {}
         self._macs: dict[str, float] = {}
+        self._running = False
         self._attached = Attachments()
 
     def attach(self) -> None:
         """Start watching."""
-        self._attached.before(self.backbone, lambda *_: self._macs.clear())
+        self._attached.before(self.backbone, self._begin)
+        self._attached.after(self.backbone, self._end)
         for name in (*self._plain, *self._overhead, *self._gated):
             self._attached.after(self._modules[name], partial(self._on_layer, name))
 
@@ -96,11 +100,17 @@ class BackboneShare:
         dense = self.dense()
         ran = [name for name in self._gated if name in self._macs]
         macs = openness.new_tensor([self._macs[name] / dense for name in ran])
-        # A side without a gate is a column of ones behind the others.
-        open_ = torch.cat([openness, torch.ones_like(openness[:, :1])], dim=1)
-        ins, outs = map(list, zip(*(self._sides[name] for name in ran), strict=True))
+        ins, outs = (self._matrix(ran, side, openness) for side in (0, 1))
+        one = torch.ones_like(openness[:, 0])
+        products = torch.stack(
+            [
+                one if not product else openness[:, list(product)].prod(dim=1)
+                for product in self._products
+            ],
+            dim=1,
+        )
         fixed = (self._sum(self._plain) + self._sum(self._overhead)) / dense
-        return fixed + (open_[:, ins] * open_[:, outs]) @ macs
+        return fixed + ((products @ ins) * (products @ outs)) @ macs
 
     def dense(self) -> float:
         """MACs of the last pass, for one image, of the backbone without gates."""
@@ -118,30 +128,50 @@ class BackboneShare:
         """
         return float(self.of(torch.full((1, len(self.gates)), openness)))
 
+    def per_channel(self) -> dict[str, float]:
+        """Gate -> MACs that one of its channels turns off per image while all others are open.
+
+        A gate that did not run turns nothing off.
+        """
+        costs = {}
+        for number, (name, gate) in enumerate(self.gates.items()):
+            total = 0.0
+            for layer in self._gated:
+                if layer not in self._macs:
+                    continue
+                ins, outs = (
+                    sum(part for product, part in side if number in self._products[product])
+                    for side in self._sides[layer]
+                )
+                # One channel, so what both sides would turn off is counted once.
+                total += self._macs[layer] * max(ins, outs)
+            costs[name] = total / gate.channels
+        return costs
+
     def _sum(self, names: list[str]) -> float:
         return sum(self._macs.get(name, 0.0) for name in names)
 
-    def _columns(self, plan: GatedConv) -> tuple[int, int]:
-        """Where the openness of a convolution's inputs and outputs stands."""
-        order = list(self.gates)
-        ins, outs = (
-            len(order) if gate is None else order.index(gate)
-            for gate in (plan.in_gate, plan.out_gate)
-        )
-        # A depthwise convolution has one gate on both sides and counts it once.
-        return (len(order), outs) if ins == outs else (ins, outs)
-
-    def _check_grouped(self, name: str) -> None:
-        conv, plan = self._modules[name], self._plans[name]
-        groups: Any = getattr(conv, 'groups', 1)
-        both = plan.in_gate is not None and plan.out_gate is not None
-        depthwise = plan.in_gate == plan.out_gate and groups == conv.in_channels
-        if both and groups > 1 and not depthwise:
-            raise ValueError(
-                f'{name!r} has {groups} groups and gates on both sides: its MACs depend on which '
-                'channels meet in a group, not on how many are open'
-            )
+    def _matrix(self, layers: list[str], side: int, like: Tensor) -> Tensor:
+        """Products x layers: the part of a layer's channels that follow a product."""
+        key = (side, tuple(layers), like.dtype, like.device)
+        if key in self._matrices:
+            return self._matrices[key]
+        matrix = torch.zeros(len(self._products), len(layers), dtype=like.dtype)
+        for column, name in enumerate(layers):
+            for product, part in self._sides[name][side]:
+                matrix[product, column] += part
+        self._matrices[key] = matrix.to(like.device)
+        return self._matrices[key]
 
     def _on_layer(self, name: str, layer: nn.Module, args: tuple, output: Tensor) -> None:
-        # Set, not added: a checkpointed layer runs again in the backward pass.
-        self._macs[name] = call_macs(layer, args, output) / output.size(0)
+        if self._running:
+            macs = call_macs(layer, args, output) / output.size(0)
+            self._macs[name] = self._macs.get(name, 0.0) + macs
+
+    def _begin(self, *_: object) -> None:
+        self._macs.clear()
+        self._running = True
+
+    def _end(self, *_: object) -> None:
+        # A checkpointed layer runs again in the backward pass.
+        self._running = False

@@ -8,14 +8,12 @@ elementwise arithmetic (the mask itself among it) count nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Optional
 
 import torch
 from torch import Tensor
-
-from ..gates import GateSite
 
 
 def conv_macs(
@@ -83,16 +81,3 @@ def open_share(
             grouped = mask.double().reshape(shape).mean(dim=2)
             share = share.to(mask.device) * grouped
     return share.mean(dim=1)
-
-
-def macs_per_channel(site: GateSite, dense: Mapping[str, float], channels: int) -> float:
-    """MACs that one channel of a gate turns off while all others are open.
-
-    Args:
-        site (GateSite): The gate and its convolutions. A depthwise one, which
-            stands on both sides, is counted once.
-        dense (Mapping[str, float]): Name of the convolution, as in the site ->
-            its dense MACs.
-        channels (int): Channels of the gate.
-    """
-    return sum(dense[name] for name in {*site.produces, *site.consumes}) / channels

@@ -9,6 +9,7 @@ from typing import Optional
 import torch.nn as nn
 
 from ..gates import Gate, GateSite
+from ..sites import Gates
 from .layers import is_conv
 
 
@@ -42,6 +43,8 @@ def block_sites(model: nn.Module) -> dict[str, list[GateSite]]:
     sites = {}
     known: set[str] = set()
     for name, module in model.named_modules():
+        if isinstance(module, Gates):  # they know their sites themselves
+            known.update(full_name(name, child) for child, _ in module.named_children())
         own = list(module.gate_sites()) if hasattr(module, 'gate_sites') else []
         if own:
             sites[name] = own

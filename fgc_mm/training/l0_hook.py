@@ -11,7 +11,7 @@ from mmengine.runner import Runner
 from torch import Tensor
 
 from ..gates import Gate
-from ..macs import GateCosts
+from ..macs import BackboneShare
 from ..runtime import unwrap
 from .gate_loss_hook import GateLossHook, records_of
 from .schedules import ScheduleCfg, build_schedule
@@ -48,13 +48,13 @@ class L0Hook(GateLossHook):
         self.rho = build_schedule(rho, 'L0Hook: rho')
         self._rho = self.rho
         self.cost = cost
-        self._costs: Optional[GateCosts] = None
+        self._costs: Optional[BackboneShare] = None
 
     def before_train(self, runner: Runner) -> None:
         super().before_train(runner)
         self._rho = self.rho.settled(runner, 'L0Hook: rho')
         if self.cost == 'macs':
-            self._costs = GateCosts(unwrap(runner.model))
+            self._costs = BackboneShare(unwrap(runner.model), '')
             self._costs.attach()
 
     def after_train(self, runner: Runner) -> None:

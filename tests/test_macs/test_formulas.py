@@ -4,8 +4,7 @@
 import pytest
 import torch
 
-from fgc_mm.gates import GateSite
-from fgc_mm.macs import conv_macs, linear_macs, macs_per_channel, open_share
+from fgc_mm.macs import conv_macs, linear_macs, open_share
 
 
 def test_conv_macs_by_hand():
@@ -51,10 +50,3 @@ def test_open_share_counts_what_a_loop_counts(groups):
                 alive += same_group and bool(in_mask[i, c]) and bool(out_mask[i, o])
         expected.append(alive / (c_out * c_in // groups))
     assert open_share(in_mask, out_mask, groups).tolist() == pytest.approx(expected)
-
-
-def test_macs_per_channel_counts_a_depthwise_convolution_once():
-    plain = GateSite('gate1', ('conv1',), ('conv2',), 'bn1')
-    assert macs_per_channel(plain, dict(conv1=600, conv2=400), 10) == 100
-    depthwise = GateSite('gate', ('expand', 'dw'), ('dw', 'project'), 'bn')
-    assert macs_per_channel(depthwise, dict(expand=600, dw=90, project=300), 10) == 99

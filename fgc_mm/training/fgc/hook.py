@@ -191,6 +191,8 @@ class FGCHook(GateLossHook):
         except ValueError as error:
             raise ValueError(f'FGCHook: {error}') from None
         gates = dict(gate for block in blocks.values() for gate in block)
+        for gate in gates.values():
+            gate.wants_feature = True
         device = next(model.parameters()).device
         self.couplings = {
             name: self._build_coupling(name, gate, number, device, labels)

@@ -1,0 +1,300 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""Gates on the sites of a network that knows nothing of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional
+
+import torch
+import torch.nn as nn
+import torch.utils.checkpoint as checkpoint
+from mmengine.model import BaseModule
+from mmengine.registry import MODELS
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ..errors import UsageError
+from ..gates import Gate
+from .site import End, Site
+
+NAME = 'gates'
+"""Name of the child that holds the gates of a network."""
+
+
+class Gates(BaseModule):
+    """The gates of a network, by the names of their sites.
+
+    They are a child of the network, named ``gates``. Hooks on the network's layers do the rest:
+    before a site's source runs its gate decides, and before a consumer runs its input is
+    masked. The network's own code and names stay as they are.
+
+    Batch norms of the gates are in the mode of this module, whatever the network does to its own
+    (``norm_eval``); :meth:`init_weights` of the network cannot wipe the gates' initial values.
+
+    Args:
+        sites (Sequence[Site]): The sites.
+        gate (dict): Config of the gates, without their widths.
+        follow_norm_eval (bool): Let the network put the gates' norms into evaluation as well.
+            Defaults to False.
+    """
+
+    def __init__(self, sites: Sequence[Site], gate: dict, follow_norm_eval: bool = False) -> None:
+        super().__init__()
+        self.sites = {site.name: site for site in sites}
+        self.follow_norm_eval = follow_norm_eval
+        self.loaded = False
+        for site in sites:
+            built = MODELS.build(
+                dict(gate, in_channels=site.source_channels, channels=site.channels)
+            )
+            if not isinstance(built, Gate):
+                raise UsageError(
+                    f'gate={gate!r} builds a {type(built).__name__}, which is no gate; use '
+                    "dict(type='BinConcreteGate')"
+                )
+            built.block = site.source
+            self.add_module(self.name_of(site.name), built)
+        self._norms = [m for m in self.modules() if isinstance(m, _BatchNorm)]
+        self._modes_differ = any(gate.training != self.training for gate in self.children())
+
+    @staticmethod
+    def name_of(site: str) -> str:
+        """Name of a site's gate in here: no dots are allowed."""
+        return site.replace('.', '-')
+
+    def of(self, site: str) -> Gate:
+        """The gate of a site."""
+        return getattr(self, self.name_of(site))
+
+    def init_weights(self) -> None:
+        """The gates' own initial values, unless a checkpoint has brought others."""
+        if not self.loaded:
+            for gate in self.children():
+                gate.reset_parameters()
+
+    def keep_modes(self) -> None:
+        """Undo what the network did to the norms of its gates."""
+        if self.follow_norm_eval:
+            return
+        for gate in self.children():
+            if gate.training != self.training or any(
+                isinstance(m, _BatchNorm) and m.training != self.training for m in gate.modules()
+            ):
+                gate.train(self.training)
+
+    def _load_from_state_dict(self, state_dict: dict, prefix: str, *args: Any) -> None:
+        self.loaded = self.loaded or any(key.startswith(prefix) for key in state_dict)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class Decide:
+    """Hook before a source: its gates decide on its input.
+
+    Args:
+        gates (Gates): The gates of the network.
+        sites (Sequence[str]): Names of the sites with this source.
+        axis (int): Where the channels of the input are.
+    """
+
+    def __init__(self, gates: Gates, sites: Sequence[str], axis: int) -> None:
+        self.gates = gates
+        self.sites = list(sites)
+        self.axis = axis
+
+    def __call__(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        x = args[0] if args else next(iter(kwargs.values()))
+        pooled: dict[Any, Tensor] = {}
+        for name in self.sites:
+            gate = self.gates.of(name)
+            kind = type(gate).pool
+            if kind not in pooled:
+                pooled[kind] = gate.pool(as_map(x, self.axis))
+            gate.multiplier = gate(pooled[kind])
+
+
+class Mask:
+    """Hook before a consumer: closed channels of its input become zero.
+
+    Args:
+        gates (Gates): The gates of the network.
+        ends (Mapping[str, End]): Site -> the channels this layer reads of it.
+        axis (int): Where the channels of its input are, from the end.
+        width (int): Number of its input channels.
+        notes (Sequence[str]): The sites whose feature is noted here, if somebody asks for it.
+    """
+
+    def __init__(
+        self, gates: Gates, ends: Mapping[str, End], axis: int, width: int, notes: Sequence[str]
+    ) -> None:
+        self.gates = gates
+        self.ends = dict(ends)
+        self.axis = axis
+        self.width = width
+        self.notes = list(notes)
+
+    def __call__(self, module: nn.Module, args: tuple, kwargs: dict) -> Optional[tuple]:
+        x = args[0] if args else next(iter(kwargs.values()))
+        factor: Optional[Tensor] = None
+        for name, end in self.ends.items():
+            gate = self.gates.of(name)
+            decided = gate.multiplier
+            if decided is None:
+                continue
+            if name in self.notes and gate.wants_feature:
+                gate.note_feature(self._feature(x, end, gate.channels))
+            spread = end.spread(decided)
+            factor = spread if factor is None else factor * spread
+        if factor is None:
+            return None
+        masked = x * self._beside(factor.to(x.dtype), x)
+        if args:
+            return (masked, *args[1:]), kwargs
+        first = next(iter(kwargs))
+        return args, {**kwargs, first: masked}
+
+    def _beside(self, factor: Tensor, x: Tensor) -> Tensor:
+        """B x C in the shape that multiplies the input."""
+        shape = [1] * x.dim()
+        shape[0], shape[self.axis] = factor.shape
+        return factor.view(shape)
+
+    def _feature(self, x: Tensor, end: End, channels: int) -> Tensor:
+        """B x decisions, the mean of the feature over positions and the channels of a decision."""
+        dims = [d for d in range(1, x.dim()) if d != x.dim() + self.axis]
+        with torch.no_grad():
+            mean = x.detach().float()
+            mean = mean.mean(dim=dims) if dims else mean
+            if end.index is None:
+                return mean
+            index = torch.tensor(end.index, device=x.device)
+            kept = index >= 0
+            total = mean.new_zeros(mean.size(0), channels).index_add_(1, index[kept], mean[:, kept])
+            count = torch.bincount(index[kept], minlength=channels).clamp(min=1)
+            return total / count
+
+
+def as_map(x: Tensor, axis: int) -> Tensor:
+    """Any input in the shape of a batch of maps: B x C x H x W."""
+    if axis == -1:
+        x = x.movedim(-1, 1)
+    if x.dim() == 2:
+        return x[:, :, None, None]
+    if x.dim() == 3:
+        return x.unsqueeze(-1)
+    return x if x.dim() == 4 else x.flatten(3)
+
+
+class InitAfter:
+    """``init_weights`` of a network, and after it that of its gates."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self.network = network
+
+    def __call__(self) -> None:
+        type(self.network).init_weights(self.network)  # type: ignore[attr-defined]
+        getattr(self.network, NAME).init_weights()
+
+
+class NotReentrant:
+    """Hooks around a network: parts it checkpoints are not run by a backward pass of their own.
+
+    Such a backward pass would walk through the gates, which are outside of the part, once for
+    every part.
+    """
+
+    def __init__(self) -> None:
+        self.before: list[Any] = []
+
+    def enter(self, *_: Any) -> None:
+        """Before the forward pass."""
+        self.before.append(checkpoint.checkpoint)
+        checkpoint.checkpoint = _not_reentrant(checkpoint.checkpoint)
+
+    def leave(self, *_: Any) -> None:
+        """After it, and after an error in it."""
+        checkpoint.checkpoint = self.before.pop()
+
+
+def _not_reentrant(run: Any) -> Any:
+    def checkpointed(function: Any, *args: Any, **kwargs: Any) -> Any:
+        kwargs['use_reentrant'] = False
+        return run(function, *args, **kwargs)
+
+    return checkpointed
+
+
+class KeepModes:
+    """Hook before a network: the norms of its gates are in the gates' mode."""
+
+    def __init__(self, gates: Gates) -> None:
+        self.gates = gates
+
+    def __call__(self, *_: Any) -> None:
+        self.gates.keep_modes()
+
+
+def attach(
+    network: nn.Module, sites: Sequence[Site], gate: dict, follow_norm_eval: bool = False
+) -> Gates:
+    """Put gates on sites of a network.
+
+    Args:
+        network (nn.Module): The network; it gets a child ``gates`` and hooks on its layers.
+        sites (Sequence[Site]): Some of those :func:`find_sites` found in it.
+        gate (dict): Config of the gates.
+        follow_norm_eval (bool): See :class:`Gates`. Defaults to False.
+
+    Returns:
+        Gates: The gates.
+
+    Raises:
+        UsageError: If there is no site, or the network has something called ``gates``.
+    """
+    if not sites:
+        raise UsageError(f'{type(network).__name__} has no site to put a gate on')
+    if hasattr(network, NAME):
+        raise UsageError(f'{type(network).__name__} has something called {NAME!r} already')
+    modules = dict(network.named_modules())
+    gates = Gates(sites, gate, follow_norm_eval)
+    gates.train(network.training)
+    network.add_module(NAME, gates)
+    if any(getattr(part, 'with_cp', False) for part in modules.values()):
+        around = NotReentrant()
+        network.register_forward_pre_hook(around.enter)
+        network.register_forward_hook(around.leave, always_call=True)
+    network.register_forward_pre_hook(KeepModes(gates))
+    by_source: dict[tuple[str, int], list[str]] = {}
+    for site in sites:
+        by_source.setdefault((site.source, site.axis), []).append(site.name)
+    for (source, axis), names in by_source.items():
+        hook = Decide(gates, names, axis)
+        modules[source].register_forward_pre_hook(hook, with_kwargs=True, prepend=True)
+    ends: dict[str, dict[str, End]] = {}
+    for site in sites:
+        for end in site.consumers:
+            ends.setdefault(end.module, {})[site.name] = end
+    noted = {site.name: _first_reader(site) for site in sites}
+    for consumer, read in ends.items():
+        layer = modules[consumer]
+        width, axis = input_channels(layer)
+        notes = [name for name in read if noted[name] == consumer]
+        layer.register_forward_pre_hook(Mask(gates, read, axis, width, notes), with_kwargs=True)
+    if hasattr(network, 'init_weights'):
+        network.init_weights = InitAfter(network)  # type: ignore[assignment]
+    return gates
+
+
+def _first_reader(site: Site) -> str:
+    """The first consumer that reads all channels of a site."""
+    for end in site.consumers:
+        if end.index is None or set(range(site.channels)) <= set(end.index):
+            return end.module
+    return site.consumers[0].module
+
+
+def input_channels(layer: nn.Module) -> tuple[int, int]:
+    """Number of a layer's input channels, and where they are, from the end."""
+    if isinstance(layer, nn.Linear):
+        return layer.in_features, -1
+    return layer.in_channels, -1 - len(layer.kernel_size)  # type: ignore[arg-type, return-value]

@@ -1,0 +1,85 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""One call from a network to a gated network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Optional
+
+import torch.nn as nn
+
+from ..errors import UsageError
+from .attach import attach
+from .choose import Choice, choose
+from .find import Example, Found, find_sites
+from .site import Site
+
+DEFAULT_GATE = dict(type='BinConcreteGate', norm_cfg=dict(type='LN'))
+
+
+def gate(
+    network: nn.Module,
+    example: Example,
+    gate: Optional[dict] = None,
+    sites: Choice = 'all',
+    follow_norm_eval: bool = False,
+) -> nn.Module:
+    """Gate a network: any network, as it is.
+
+    Its sites are found by running it on the example, and gates are put on them. Names, weights
+    and code of the network stay; its new child ``gates`` holds the gates.
+
+    Args:
+        network (nn.Module): The network; it is changed and returned.
+        example (Tensor | Sequence | Mapping): What to call it with, such as
+            ``torch.rand(1, 3, 224, 224)``.
+        gate (dict, optional): Config of the gates. Defaults to None,
+            ``dict(type='BinConcreteGate', norm_cfg=dict(type='LN'))``.
+        sites (str | int | Sequence): Which sites, see :func:`~fgc_mm.sites.choose.choose`.
+            Defaults to 'all', which leaves the stem out.
+        follow_norm_eval (bool): Let the network put the gates' norms into evaluation as well.
+            Defaults to False.
+
+    Returns:
+        nn.Module: The network.
+
+    Raises:
+        UsageError: If it cannot be run on the example, or has no site.
+
+    Example:
+        >>> net = gate(torchvision.models.resnet50(), torch.rand(1, 3, 224, 224))
+        >>> len(find_gates(net))
+        32
+    """
+    found = find_sites(network, example)
+    if not found.sites:
+        reasons = '; '.join(f'{r.name}: {r.reason}' for r in found.refused[:3])
+        raise UsageError(
+            f'{type(network).__name__} has no site to put a gate on'
+            + (f' ({reasons})' if reasons else ': it has no convolution and no linear layer')
+        )
+    attach(
+        network,
+        choose(found.sites, sites, stem_of(network, found)),
+        gate or DEFAULT_GATE,
+        follow_norm_eval,
+    )
+    return network
+
+
+def stem_of(network: nn.Module, found: Found) -> list[str]:
+    """The sites in front of the blocks: the layer that reads the picture, and what stands beside it
+    in the same part of the network, unless that part is the network's body."""
+    order = [*(site.name for site in found.sites), *(r.name for r in found.refused)]
+    first = found.first
+    part = first.partition('.')[0]
+    beside = [name for name in order if name.partition('.')[0] == part]
+    if len(beside) > max(3, len(order) // 4):
+        beside = [first]
+    return [site.name for site in found.sites if site.name in beside]
+
+
+def describe(sites: Sequence[Site]) -> str:
+    """How many sites a network has, in words."""
+    channels = sum(site.channels for site in sites)
+    return f'{len(sites)} sites with {channels} channels'

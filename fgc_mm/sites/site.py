@@ -1,0 +1,96 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""A place in a network where channels can be switched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Optional
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class End:
+    """A layer that makes or reads the channels of a site.
+
+    Attributes:
+        module (str): Path of the layer in the network.
+        index (tuple[int], optional): For each of its output channels (a producer, a layer in
+            between) or input channels (a consumer), the number of the decision it follows, -1
+            where it follows none. None means decision i for channel i.
+    """
+
+    module: str
+    index: Optional[tuple[int, ...]] = None
+
+    def spread(self, decisions: Tensor) -> Tensor:
+        """Decisions as one number for each channel of the layer.
+
+        Args:
+            decisions (Tensor): B x decisions.
+
+        Returns:
+            Tensor: B x channels; 1 where a channel follows no decision.
+        """
+        if self.index is None:
+            return decisions
+        index = torch.tensor(self.index, device=decisions.device)
+        spread = decisions.index_select(1, index.clamp(min=0))
+        return torch.where(index < 0, torch.ones_like(spread), spread)
+
+    @property
+    def offset(self) -> int:
+        """Number of the first channel that follows a decision."""
+        return 0 if self.index is None else int(np.argmax(np.asarray(self.index) >= 0))
+
+
+@dataclass(frozen=True)
+class Site:
+    """Channels between the layers that make them and those that read them.
+
+    Nothing but per-channel steps lies between, and nothing else reads them. So a closed channel
+    is exactly irrelevant: neither the work that makes it nor the weights that read it are needed.
+
+    Attributes:
+        source (str): Path of the module whose input the gate reads.
+        source_channels (int): Channels of that input.
+        producers (tuple[End]): Layers whose output channels are switched; the first gives the site
+            its name.
+        through (tuple[End]): Grouped and depthwise convolutions in between, by their outputs.
+        consumers (tuple[End]): Layers whose input channels are switched.
+        channels (int): Number of decisions.
+        axis (int): Where the channels of the source's input are: 1 for maps, -1 for tokens.
+        calls (int): How often it decides in a pass.
+    """
+
+    source: str
+    source_channels: int
+    producers: tuple[End, ...]
+    through: tuple[End, ...]
+    consumers: tuple[End, ...]
+    channels: int
+    axis: int = 1
+    calls: int = 1
+
+    @property
+    def name(self) -> str:
+        """Path of the first producer."""
+        return self.producers[0].module
+
+    def __str__(self) -> str:
+        return f'{self.name} -> {", ".join(end.module for end in self.consumers)}'
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A layer whose channels cannot be switched.
+
+    Attributes:
+        name (str): Its path.
+        reason (str): Why, in a sentence that names the operation or module.
+    """
+
+    name: str
+    reason: str
