@@ -119,7 +119,7 @@ def check_finite(batch: Batch, iteration: int) -> None:
     if bool(all_finite(rows for _, rows in named)):
         return
     what, rows = next((w, r) for w, r in named if not bool(all_finite([r])))
-    bad = ~torch.isfinite(rows).all(dim=1).cpu()
+    bad = ~torch.isfinite(rows.float()).all(dim=1).cpu()
     raise ValueError(
         f'FGCHook: {what} contain NaN or Inf for {int(bad.sum())} of {len(bad)} instances at '
         f'iteration {iteration}, the first is instance {int(batch.indices[bad][0])}; the training '
