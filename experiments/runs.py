@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from fgc_mm.analysis.figures_file import read_figures
+from fgc_mm.errors import UsageError
 from fgc_mm.runtime.safe_loading import FLAG
 
 
@@ -77,7 +78,7 @@ class Run:
         """Write its config.
 
         Raises:
-            ValueError: If the folder holds a run with other settings.
+            UsageError: If the folder holds a run with other settings.
         """
         record = json.dumps(dict(options=list(self.options), seed=self.seed))
         for path, content in ((self.config, self._text()), (self.folder / 'run.json', record)):
@@ -85,7 +86,7 @@ class Run:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(content)
             elif path.read_text() != content:
-                raise ValueError(
+                raise UsageError(
                     f'{self.folder} holds a run with other settings (see {path}); choose another '
                     '--work-dir, or remove that folder to train it again'
                 )

@@ -12,6 +12,7 @@ from typing import Any, Optional
 
 from matplotlib.figure import Figure
 
+from ..errors import UsageError
 from . import style
 
 RATIO = 'macs/pruning_ratio'
@@ -51,7 +52,7 @@ def task_metric(
         order (Sequence[str]): Defaults to :data:`METRICS`.
 
     Raises:
-        ValueError: If a test lacks it.
+        UsageError: If a test lacks it.
     """
     tests = list(tests)
     # Of a task that is not listed, the first that is not about computation.
@@ -59,7 +60,7 @@ def task_metric(
     name = wanted or next((m for m in (*order, *others) if m in tests[0]), '')
     for known in tests:
         if name not in known:
-            raise ValueError(f'metric {name!r} is not among {", ".join(known)}; choose by --metric')
+            raise UsageError(f'metric {name!r} is not among {", ".join(known)}; choose by --metric')
     return name
 
 

@@ -16,7 +16,7 @@ from mmengine.device import get_device
 from mmengine.runner import CheckpointLoader
 
 from ..datasets import picture_fault
-from ..errors import CheckpointError, DataError
+from ..errors import CheckpointError, DataError, UsageError
 from ..evaluation import PredictionCounter
 from ..evaluation.gated_macs import FIELD
 from ..macs import ImageMACs
@@ -77,11 +77,11 @@ def infer(
     Raises:
         CheckpointError: If the checkpoint is of another network.
         DataError: If a picture cannot be read; it names the file.
-        ValueError: If the task is not known.
+        UsageError: If the task is not known.
     """
     scope = cfg.get('default_scope')
     if scope not in _INFERENCERS:
-        raise ValueError(
+        raise UsageError(
             f'default_scope={scope!r} has no inferencer here; it must be one of '
             f'{", ".join(map(repr, _INFERENCERS))}'
         )

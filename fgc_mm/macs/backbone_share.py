@@ -10,6 +10,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
+from ..errors import UsageError
 from ..gates import find_gates
 from ..runtime import Attachments
 from .gated_convs import GatedConv, block_sites, gated_convs
@@ -43,7 +44,7 @@ class BackboneShare:
         self._modules = dict(model.named_modules())
         if backbone not in self._modules:
             parts = ', '.join(repr(name) for name, _ in model.named_children())
-            raise ValueError(
+            raise UsageError(
                 f'backbone={backbone!r} is no part of {type(model).__name__}; name one of its '
                 f"parts ({parts}), or '' for all of it"
             )
@@ -137,7 +138,7 @@ class BackboneShare:
         both = plan.in_gate is not None and plan.out_gate is not None
         depthwise = plan.in_gate == plan.out_gate and groups == conv.in_channels
         if both and groups > 1 and not depthwise:
-            raise ValueError(
+            raise UsageError(
                 f'{name!r} has {groups} groups and gates on both sides: its MACs depend on which '
                 'channels meet in a group, not on how many are open'
             )

@@ -12,6 +12,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
+from ..errors import UsageError
 from ..gates import find_gates
 from ..runtime import Attachments
 from .formulas import open_share
@@ -66,7 +67,7 @@ class MACsTracer:
         self._modules = dict(model.named_modules())
         if backbone not in self._modules:
             parts = ', '.join(repr(name) for name, _ in model.named_children())
-            raise ValueError(
+            raise UsageError(
                 f'backbone={backbone!r} is no part of {type(model).__name__}; name one of its '
                 f"parts ({parts}), or '' for all of it"
             )

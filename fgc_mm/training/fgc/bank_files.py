@@ -9,6 +9,7 @@ from typing import Any, Optional
 
 import torch
 
+from ...errors import CheckpointError
 from ...files import partial_path, put_in_place
 from ...runtime.companions import companion_path
 from ...runtime.work_dir_paths import is_inside
@@ -47,7 +48,7 @@ def finish_banks(checkpoint: Optional[str], token: Optional[str]) -> None:
     path = banks_path(checkpoint)
     if not os.path.isfile(partial_path(path)):
         return
-    with contextlib.suppress(ValueError):  # one that is not complete is not of this checkpoint
+    with contextlib.suppress(CheckpointError):  # one that is not complete is not of this checkpoint
         if read_banks(partial_path(path)).get('token') == token:
             put_in_place(partial_path(path), path)
 
@@ -56,14 +57,14 @@ def read_banks(path: str) -> dict[str, Any]:
     """Read what :func:`write_banks` wrote, mapped into memory, not copied.
 
     Raises:
-        ValueError: If the file is damaged or something else.
+        CheckpointError: If the file is damaged or something else.
     """
     try:
         state = torch.load(path, map_location='cpu', mmap=True, weights_only=True)
     except Exception as error:
-        raise ValueError(f'{path} cannot be read as a file of banks: {error}') from error
+        raise CheckpointError(f'{path} cannot be read as a file of banks: {error}') from error
     if not isinstance(state, dict) or 'layers' not in state:
-        raise ValueError(f'{path} holds no banks')
+        raise CheckpointError(f'{path} holds no banks')
     return state
 
 
