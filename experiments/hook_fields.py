@@ -10,6 +10,8 @@ from typing import Any
 
 from mmengine.registry import HOOKS
 
+from fgc_mm.errors import UsageError
+
 Fields = dict[str, Any]
 """``'FGCHook.k'`` -> value."""
 
@@ -43,14 +45,14 @@ def set_fields(hooks: Sequence[Mapping], fields: Fields) -> list[dict]:
         fields (dict): Hook and field -> value.
 
     Raises:
-        ValueError: If there is no such hook, more than one, or no such field.
+        UsageError: If there is no such hook, more than one, or no such field.
     """
     changed = [dict(copy.deepcopy(hook)) for hook in hooks]
     for key, value in fields.items():
         owner, _, name = key.rpartition('.')
         hook = _find(changed, owner, key)
         if name not in fields_of(hook):
-            raise ValueError(
+            raise UsageError(
                 f'{key}: {owner} has no field {name!r}; it has {", ".join(fields_of(hook))}'
             )
         old = hook.get(name)
@@ -73,7 +75,7 @@ def _find(hooks: list[dict], owner: str, key: str) -> dict:
             hooks[places[0]] = dict(type=owner)
             return hooks[places[0]]
     if names.count(owner) != 1:
-        raise ValueError(
+        raise UsageError(
             f'{key}: custom_hooks of the config must have one {owner}, it has '
             f'{names.count(owner)} (there is {", ".join(names) or "nothing"}); take a config with '
             'it, say one named *_fgc_*'

@@ -15,7 +15,7 @@ from runs import Run
 from fgc_mm.analysis.alignment import PANELS, align
 from fgc_mm.analysis.gather import gather
 from fgc_mm.analysis.tradeoff import RATIO, Row, metric_unit
-from fgc_mm.errors import UsageError
+from fgc_mm.errors import CheckpointError, UsageError
 from fgc_mm.evaluation.summary import dump
 from fgc_mm.runtime.config_files import read_config
 
@@ -35,7 +35,7 @@ def look(run: Run, task: Task) -> None:
     cfg.launcher = 'none'
     try:
         table = gather(cfg, str(checkpoint))
-    except UsageError:
+    except (CheckpointError, UsageError):
         dump(path, {})
         return
     layers = table.choose(task.layers)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from fgc_mm.analysis.figures_file import read_figures
+from fgc_mm.errors import UsageError
 from fgc_mm.files import write_files
 from fgc_mm.runtime.safe_loading import FLAG
 
@@ -78,14 +79,14 @@ class Run:
         """Write its config.
 
         Raises:
-            ValueError: If the folder holds a run with other settings.
+            UsageError: If the folder holds a run with other settings.
         """
         record = json.dumps(dict(options=list(self.options), seed=self.seed))
         for path, content in ((self.config, self._text()), (self.folder / 'run.json', record)):
             if not path.exists():
                 write_files({path: content})
             elif path.read_text() != content:
-                raise ValueError(
+                raise UsageError(
                     f'{self.folder} holds a run with other settings (see {path}); choose another '
                     '--work-dir, or remove that folder to train it again'
                 )

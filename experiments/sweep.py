@@ -17,7 +17,6 @@ import fgc_mm  # noqa: F401  registers gates, backbones and hooks
 from fgc_mm.analysis import style
 from fgc_mm.analysis.tradeoff import write_table
 from fgc_mm.cli.run import run as run_command
-from fgc_mm.errors import UsageError
 from fgc_mm.files import check_folder
 from fgc_mm.runtime.config_files import read_config
 
@@ -54,16 +53,13 @@ def runs_of(args: argparse.Namespace) -> tuple[list[Run], Path]:
 
 def main() -> None:
     args = parse_args()
-    try:
-        runs, work_dir = runs_of(args)
-        check_folder(work_dir, '--work-dir')
-        if args.dry_run:
-            print_commands(runs)
-            return
-        failed = 0 if args.report else execute_all(runs)
-        metric, rows = collect(runs, args.metric)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
+    runs, work_dir = runs_of(args)
+    check_folder(work_dir, '--work-dir')
+    if args.dry_run:
+        print_commands(runs)
+        return
+    failed = 0 if args.report else execute_all(runs)
+    metric, rows = collect(runs, args.metric)
     print(write_table(rows, metric, work_dir))
     style.save(sweep_figure(rows, metric), work_dir / 'sweep')
     print(f'written: table.csv, table.md, sweep.png and sweep.svg in {work_dir}')

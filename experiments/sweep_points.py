@@ -15,6 +15,8 @@ from hook_fields import Fields, fields_of, hook_name, set_fields
 from mmengine.config import Config
 from runs import Run
 
+from fgc_mm.errors import UsageError
+
 
 @dataclass(frozen=True)
 class Point:
@@ -94,12 +96,12 @@ def grid(settings: Sequence[Sequence[str]], hooks: Sequence[Mapping]) -> list[Po
         hooks (Sequence[Mapping]): ``custom_hooks`` of the config.
 
     Raises:
-        ValueError: If a key has no value or fits no hook.
+        UsageError: If a key has no value or fits no hook.
     """
     axes = []
     for key, *values in settings:
         if not values:
-            raise ValueError(f'--set {key} has no values; write --set {key} VALUE [VALUE ...]')
+            raise UsageError(f'--set {key} has no values; write --set {key} VALUE [VALUE ...]')
         name = key if '.' in key else f'{_owner(key, hooks)}.{key}'
         axes.append([(name, _parse(value)) for value in values])
     points = []
@@ -121,7 +123,7 @@ def _owner(key: str, hooks: Sequence[Mapping]) -> str:
     if len(owners) != 1:
         what = f'several hooks have it ({", ".join(owners)})' if owners else 'no hook has it'
         names = ', '.join(map(hook_name, hooks)) or 'none'
-        raise ValueError(
+        raise UsageError(
             f'--set {key}: {what}; write --set HOOK.{key} with a hook of custom_hooks: {names}'
         )
     return owners[0]
@@ -154,7 +156,7 @@ def make_runs(
         flags (Sequence[str]): Further options of both. Defaults to none.
 
     Raises:
-        ValueError: If the config has not the hooks the points are about.
+        UsageError: If the config has not the hooks the points are about.
     """
     hooks = Config.fromfile(str(config)).to_dict().get('custom_hooks') or []
     runs = []

@@ -111,18 +111,15 @@ def main() -> None:
     work_dir = Path(args.work_dir or f'work_dirs/tradeoff_{title}')
     check_folder(work_dir, '--work-dir')
     runs, failed = [], 0
-    try:
-        if args.collect:
-            metric, rows = collected(args)
-        else:
-            runs = runs_of(args, work_dir)
-            if args.dry_run:
-                print_commands(runs)
-                return
-            failed = 0 if args.report else execute_all(runs)
-            metric, rows = collect(runs, args.metric, rising=True)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
+    if args.collect:
+        metric, rows = collected(args)
+    else:
+        runs = runs_of(args, work_dir)
+        if args.dry_run:
+            print_commands(runs)
+            return
+        failed = 0 if args.report else execute_all(runs)
+        metric, rows = collect(runs, args.metric, rising=True)
     work_dir.mkdir(parents=True, exist_ok=True)
     print(write_table(rows, metric, work_dir))
     style.save(tradeoff_figure(rows, metric, title), work_dir / 'tradeoff')

@@ -7,6 +7,9 @@ The command line prints it without a traceback and ends with ``exit_code``.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class FgcError(Exception):
     """What went wrong, in words for the user.
@@ -43,3 +46,18 @@ class MissingPackageError(FgcError, ImportError):
 
 class RunError(FgcError):
     """What stopped a run of one process or of all: every rank tells its own."""
+
+
+@contextmanager
+def in_context(before: str, after: str = '') -> Iterator[None]:
+    """Say of an error of fgc_mm raised inside whom it concerns; its kind stays.
+
+    Args:
+        before (str): What goes in front of the message, without the colon; may be ''.
+        after (str): What goes behind it. Defaults to ''.
+    """
+    try:
+        yield
+    except FgcError as error:
+        front = f'{before}: ' if before else ''
+        raise type(error)(f'{front}{error}{after}', error.exit_code) from error

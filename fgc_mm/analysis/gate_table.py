@@ -95,15 +95,18 @@ class GateTable:
         """Name of a class; of -1 'none'."""
         return self.classes[index] if index >= 0 else 'none'
 
-    def choose(self, layers: Union[str, int, Sequence[Union[str, int]]]) -> list[str]:
+    def choose(
+        self, layers: Union[str, int, Sequence[Union[str, int]]], key: str = 'layers'
+    ) -> list[str]:
         """The gates a choice of blocks stands for.
 
         Args:
             layers (str | int | Sequence): See
                 :func:`~fgc_mm.gates.utils.match_blocks`; names of gates as well.
+            key (str): What the choice is called, for the error. Defaults to 'layers'.
 
         Raises:
-            ValueError: If there is no such block; it names those there are.
+            UsageError: If there is no such block; it names those there are.
         """
         blocks = list(dict.fromkeys(name.rpartition('.')[0] for name in self.layers))
         wanted = [layers] if isinstance(layers, (str, int)) else list(layers)
@@ -111,7 +114,7 @@ class GateTable:
         chosen = {short.get(str(item), str(item)) for item in wanted} & set(self.layers)
         rest = [item for item in wanted if short.get(str(item), item) not in chosen]
         if rest:
-            found = match_blocks(rest, blocks)
+            found = match_blocks(rest, blocks, key)
             chosen |= {name for name in self.layers if name.rpartition('.')[0] in found}
         return [name for name in self.layers if name in chosen]
 

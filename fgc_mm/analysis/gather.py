@@ -58,6 +58,7 @@ def gather(
 
     Raises:
         UsageError: If there are no gates, no pictures or no annotations.
+        CheckpointError: If the weights are of another network, or of one without gates.
     """
     check_max_images(max_images)
     loader = cfg.get(f'{split}_dataloader')
@@ -165,18 +166,9 @@ def _runner(cfg: Config, checkpoint: str, work_dir: str) -> Runner:
         )
     runner.register_hook(CheckpointFitHook(checkpoint))
     runner.register_hook(_GatesThere(checkpoint, list(gates)))
-    try:
-        runner.load_or_resume()
-    except _GatesMissing as error:
-        raise UsageError(str(error)) from error
-    except CheckpointError as error:
-        raise UsageError(str(error)) from error
+    runner.load_or_resume()
     runner.model.eval()
     return runner
-
-
-class _GatesMissing(CheckpointError):
-    pass
 
 
 class _GatesThere(CheckpointFitHook):
@@ -194,7 +186,7 @@ class _GatesThere(CheckpointFitHook):
         ]
         missing = [key for key in wanted if key not in state and f'module.{key}' not in state]
         if missing:
-            raise _GatesMissing(
+            raise CheckpointError(
                 f'checkpoint {self.name} has no weights for gates of this network: '
                 f'{len(missing)} tensors are missing, {missing[0]} the first; give a checkpoint '
                 'trained with gates'

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
-from ..errors import DataError, UsageError
+from ..errors import FgcError
 from ..files import write_files
 from ..tasks import TASKS
 from .gather import check_max_images, gather
@@ -86,7 +86,7 @@ def _look_at_gates(run: ReportRun, split: str, max_images: Optional[int], networ
         cache = run.folder / 'analysis' / 'cache'
         try:
             run.table = gather(run.cfg, str(run.checkpoint), split, max_images, cache)
-        except (UsageError, DataError) as error:  # a dense network, data elsewhere now
+        except FgcError as error:  # a dense network, data elsewhere now
             run.note = str(error)
 
 

@@ -17,10 +17,7 @@ def choose_layers(table: GateTable, wanted: Optional[Sequence[str]]) -> list[str
     items: list[Union[str, int]] = [
         int(item) if re.fullmatch(r'-?\d+', item) else item for item in wanted or ['-1']
     ]
-    try:
-        return table.choose(items)
-    except ValueError as error:
-        raise UsageError(f'--{error}') from None
+    return table.choose(items, '--layers')
 
 
 def saved_epochs(checkpoint: Path) -> list[Path]:

@@ -13,6 +13,7 @@ from typing import Any, Optional
 
 from matplotlib.figure import Figure
 
+from ..errors import UsageError
 from ..files import write_files
 from ..tasks import TASKS, main_metrics
 from . import style
@@ -49,7 +50,7 @@ def task_metric(
         rising (bool): Whether it is to be one where more is better. Defaults to False.
 
     Raises:
-        ValueError: If a test lacks it.
+        UsageError: If a test lacks it.
     """
     tests = list(tests)
     # Of a task that is not listed, the first that is not about computation.
@@ -57,7 +58,7 @@ def task_metric(
     name = wanted or next((m for m in (*main_metrics(rising), *others) if m in tests[0]), '')
     for known in tests:
         if name not in known:
-            raise ValueError(f'metric {name!r} is not among {", ".join(known)}; choose by --metric')
+            raise UsageError(f'metric {name!r} is not among {", ".join(known)}; choose by --metric')
     return name
 
 

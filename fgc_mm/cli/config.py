@@ -15,7 +15,7 @@ from mmengine.runner import Runner
 
 from ..errors import UsageError
 from ..runtime.config_files import config_path, read_config
-from ..runtime.mistakes import did_you_mean
+from ..runtime.messages import did_you_mean, shortened
 
 # What the tools and the packages read beside the arguments of a Runner.
 _MORE = (
@@ -98,7 +98,7 @@ def merge_options(cfg: Config, pairs: Optional[Sequence[str]]) -> None:
         text = str(error.args[0] if error.args else error)
         shown = ' '.join(f'{key}={value}' for key, value in options.items())
         raise UsageError(
-            f'--cfg-options {shown} does not fit the config: {_short(text)}'
+            f'--cfg-options {shown} does not fit the config: {shortened(text, 200)}'
         ) from error
 
 
@@ -148,7 +148,3 @@ def _check_path(cfg: Config, key: str, value: Any) -> None:
             raise UsageError(
                 f'--cfg-options {key}={value}: {here}={node!r} has nothing below it to set'
             )
-
-
-def _short(text: str, most: int = 200) -> str:
-    return text if len(text) <= most else text[:most] + ' ...'

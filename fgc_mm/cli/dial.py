@@ -11,7 +11,7 @@ from mmengine.dist import get_world_size, is_main_process
 from mmengine.runner import Runner
 
 from ..analysis.figures_file import point_label
-from ..errors import UsageError
+from ..errors import in_context
 from ..evaluation import GatedMACsHook, ThresholdDial, calibration_batches
 from ..evaluation import summary as report
 from ..gates import set_threshold
@@ -31,7 +31,7 @@ def set_dial(runner: Runner, args: argparse.Namespace) -> dict[str, float]:
         return {}
     runner.load_or_resume()
     ((setting, threshold),) = _thresholds(runner, args)
-    _set(runner, threshold)
+    set_threshold(unwrap(runner.model), threshold)
     if args.budget is not None and is_main_process():
         print(f'budget {setting:g}: threshold {threshold:.4g}')
     return {'threshold': threshold}
@@ -52,14 +52,12 @@ def run(runner: Runner, args: argparse.Namespace) -> None:
     kind = 'threshold' if args.budget is None else 'budget'
     points, rows = [], []
     for setting, threshold in _thresholds(runner, args):
-        _set(runner, threshold)
+        set_threshold(unwrap(runner.model), threshold)
         metrics = report.add_derived(runner.test())
         point = {kind: setting, 'threshold': threshold, 'metrics': metrics}
         points.append(point)
-        try:
+        with in_context('--metric'):
             name = task_metric([metrics], args.metric, rising=True)
-        except ValueError as error:
-            raise UsageError(f'--metric: {error}') from None
         row = Row(point_label(point), '', [float(metrics[name])], [float(metrics[RATIO])])
         rows.append(row)
     if not is_main_process():
@@ -96,10 +94,8 @@ def _check_metric(runner: Runner, name: str) -> None:
         hook.after_test(runner)
     if not set(main_metrics(rising=True)) & set(metrics):
         return
-    try:
+    with in_context('--metric'):
         task_metric([metrics], name)
-    except ValueError as error:
-        raise UsageError(f'--metric: {error}') from None
 
 
 def _macs_hook(runner: Runner) -> GatedMACsHook:
@@ -110,17 +106,14 @@ def _thresholds(runner: Runner, args: argparse.Namespace) -> list[tuple[float, f
     """Pairs of what was asked for and its threshold."""
     if args.budget is None:
         return [(threshold, threshold) for threshold in args.threshold]
-    _set(runner, 0.5)  # says so if there are no gates
+    set_threshold(unwrap(runner.model), 0.5)  # says so if there are no gates
     hook = _macs_hook(runner)
-    try:
+    with in_context(f'--calibration {args.calibration}'):
         batches = calibration_batches(runner, args.calibration, args.calibration_images or None)
         runner.model.eval()
         dial = ThresholdDial(runner.model, batches, hook.backbone)
+    with in_context('--budget'):
         found = [(budget, dial.find(budget)) for budget in args.budget]
-    except UsageError as error:
-        raise UsageError(f'--budget: {error}') from None
-    except ValueError as error:
-        raise UsageError(f'--calibration {args.calibration}: {error}') from None
     for budget, threshold in found:
         share = dial.share(threshold)  # measured on the way
         if abs(share - budget) > _MISSED:
@@ -130,10 +123,3 @@ def _thresholds(runner: Runner, args: argparse.Namespace) -> list[tuple[float, f
                 'set'
             )
     return found
-
-
-def _set(runner: Runner, threshold: float) -> None:
-    try:
-        set_threshold(unwrap(runner.model), threshold)
-    except ValueError as error:
-        raise UsageError(f'--threshold, --budget: {error}') from None

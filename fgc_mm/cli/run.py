@@ -14,7 +14,7 @@ from typing import Any, NoReturn, Optional
 import torch.distributed as torch_dist
 
 from ..errors import DataError, FgcError, RunError
-from ..runtime.mistakes import explained, sentence
+from ..runtime.messages import explained, sentence
 from ..runtime.safe_loading import guarded_loading
 
 

@@ -10,6 +10,7 @@ import torch
 from mmengine.logging import print_log
 from torch import Tensor
 
+from ..errors import UsageError
 from .memory_bank import MemoryBank, iter_chunks
 from .neighbors import check_k, nearest_neighbors
 from .topk import merge, pack, unpack
@@ -56,12 +57,12 @@ class ApproximateSearch:
         backend: str = 'auto',
     ) -> None:
         if not 1 <= dims < bank.dim:
-            raise ValueError(
+            raise UsageError(
                 f'approximate search: dims={dims} must be at least 1 and below the width of the '
                 f'bank, {bank.dim}; search a bank this narrow exactly'
             )
         if oversample < 1 or refresh < 1 or recall_queries < 0:
-            raise ValueError(
+            raise UsageError(
                 f'approximate search: oversample={oversample} and refresh={refresh} must be at '
                 f'least 1, recall_queries={recall_queries} at least 0'
             )

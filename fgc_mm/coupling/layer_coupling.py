@@ -10,6 +10,7 @@ from typing import Any, Optional, Union
 import torch
 from torch import Tensor
 
+from ..errors import UsageError, in_context
 from .approximate import ApproximateSearch
 from .contrast import FORMS, contrast_and_gradient, with_gradient
 from .memory_bank import MemoryBank, unit_rows
@@ -139,9 +140,9 @@ class LayerCoupling:
             ('space', space, SPACES),
         ):
             if value not in known:
-                raise ValueError(f'LayerCoupling: {name}={value!r} must be one of {known}')
+                raise UsageError(f'LayerCoupling: {name}={value!r} must be one of {known}')
         if not tau > 0:
-            raise ValueError(f'LayerCoupling: tau={tau} must be positive')
+            raise UsageError(f'LayerCoupling: tau={tau} must be positive')
         check_k(k, num_instances)
         self.num_instances = num_instances
         self.dim = dim
@@ -314,13 +315,11 @@ class LayerCoupling:
         """Take over the state of a checkpoint.
 
         Raises:
-            ValueError: If its banks are of another size, width or type.
+            CheckpointError: If its banks are of another size, width or type.
         """
         for name, part in (('feature', self.feature_bank), ('gate', self.gate_bank)):
-            try:
+            with in_context(f'{name} bank'):
                 part.check_state(state[name])
-            except ValueError as error:
-                raise ValueError(f'{name} bank: {error}') from None
         self.feature_bank.load_state_dict(state['feature'])
         self.gate_bank.load_state_dict(state['gate'])
         if self.label_source is not None and 'labels' in state:

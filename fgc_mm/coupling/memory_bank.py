@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..errors import CheckpointError, UsageError
+
 try:
     import fcntl
 except ImportError:  # not on POSIX: nobody watches over the file
@@ -115,15 +117,15 @@ class MemoryBank:
         seed: int = 0,
     ) -> None:
         if num_instances < 1 or dim < 1:
-            raise ValueError(
+            raise UsageError(
                 f'MemoryBank: num_instances={num_instances} and dim={dim} must both be at least 1'
             )
         if storage not in _STORAGES:
-            raise ValueError(f'MemoryBank: storage={storage!r} must be one of {_STORAGES}')
+            raise UsageError(f'MemoryBank: storage={storage!r} must be one of {_STORAGES}')
         if not 0 <= momentum < 1:
-            raise ValueError(f'MemoryBank: momentum={momentum} must be within [0, 1)')
+            raise UsageError(f'MemoryBank: momentum={momentum} must be within [0, 1)')
         if path is not None and storage != 'mmap':
-            raise ValueError(f"MemoryBank: path={path!r} needs storage='mmap', not {storage!r}")
+            raise UsageError(f"MemoryBank: path={path!r} needs storage='mmap', not {storage!r}")
         self.num_instances = num_instances
         self.dim = dim
         self.storage = storage
@@ -255,13 +257,13 @@ class MemoryBank:
         """Take over the rows of a checkpoint.
 
         Raises:
-            ValueError: If it is of another size, width or type; says which.
+            UsageError: If it is of another size, width or type; says which.
         """
         self.check_state(state)
         self.data.copy_(state['data'])
 
     def check_state(self, state: dict[str, Any]) -> None:
-        """Raise a ValueError that says in what a state differs from this bank, or that it holds
+        """Raise a UsageError that says in what a state differs from this bank, or that it holds
         what is no number."""
         mine = self.state_dict()
         differs = [
@@ -270,10 +272,10 @@ class MemoryBank:
             if state.get(name) != mine[name]
         ]
         if differs:
-            raise ValueError('the stored memory bank does not fit: ' + '; '.join(differs))
+            raise CheckpointError('the stored memory bank does not fit: ' + '; '.join(differs))
         # In pieces: the rows may be a mapped file larger than memory.
         if not all(bool(torch.isfinite(rows).all()) for rows in state['data'].split(1 << 16)):
-            raise ValueError('the stored memory bank holds NaN or Inf')
+            raise CheckpointError('the stored memory bank holds NaN or Inf')
 
     def __repr__(self) -> str:
         return (
@@ -285,7 +287,7 @@ class MemoryBank:
 def _parse_dtype(dtype: Union[str, torch.dtype]) -> torch.dtype:
     name = str(dtype).replace('torch.', '')
     if name not in _DTYPES:
-        raise ValueError(f'MemoryBank: dtype={dtype!r} must be one of {tuple(_DTYPES)}')
+        raise UsageError(f'MemoryBank: dtype={dtype!r} must be one of {tuple(_DTYPES)}')
     return _DTYPES[name]
 
 
@@ -302,7 +304,7 @@ def _open_exclusive(path: str, size: int) -> BinaryIO:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             file.close()
-            raise ValueError(
+            raise UsageError(
                 f'MemoryBank: path={path!r} is in use by another bank or process; '
                 'give every rank and every bank a file of its own'
             ) from None

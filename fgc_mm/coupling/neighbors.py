@@ -13,6 +13,7 @@ import torch
 from mmengine.logging import print_log
 from torch import Tensor
 
+from ..errors import MissingPackageError, UsageError
 from .memory_bank import MemoryBank, iter_chunks
 from .topk import merge, pack, topk_rows, unpack
 
@@ -67,13 +68,13 @@ def nearest_neighbors(
 
 
 def check_k(k: int, num_instances: int, excludes_self: bool = True) -> None:
-    """Raise a ValueError that says which k fits, unless this one does."""
+    """Raise a UsageError that says which k fits, unless this one does."""
     most = num_instances - int(excludes_self)
     if most < 1:
-        raise ValueError(f'N={num_instances} instances are too few for neighbors; there must be 2')
+        raise UsageError(f'N={num_instances} instances are too few for neighbors; there must be 2')
     if not 1 <= k <= most:
         others = ', itself left out,' if excludes_self else ''
-        raise ValueError(
+        raise UsageError(
             f'k={k} neighbors: among N={num_instances} instances an instance{others} has '
             f'{most}; choose k from 1 to {most}'
         )
@@ -90,22 +91,22 @@ def choose_backend(backend: str, queries: Tensor, data: Tensor, k: int) -> str:
     is not measured.
 
     Raises:
-        ImportError: If faiss is asked for by name and cannot be had.
+        MissingPackageError: If faiss is asked for by name and cannot be had.
     """
     if backend not in BACKENDS:
-        raise ValueError(f'backend={backend!r} must be one of {BACKENDS}')
+        raise UsageError(f'backend={backend!r} must be one of {BACKENDS}')
     if backend == 'torch':
         return 'torch'
     faiss = _faiss()
     on_gpu = queries.is_cuda and data.is_cuda
     if backend == 'faiss':
         if faiss is None:
-            raise ImportError(
+            raise MissingPackageError(
                 "backend='faiss' but faiss is not installed; install it, or use backend='torch' "
                 "or 'auto'"
             )
         if on_gpu and not _has_gpu(faiss):
-            raise ImportError(
+            raise MissingPackageError(
                 "backend='faiss' with the bank on a GPU but this faiss was built without GPUs; "
                 "install faiss-gpu, or use backend='torch' or 'auto'"
             )
@@ -209,7 +210,7 @@ class ExactSearch:
 
     def __init__(self, bank: MemoryBank, backend: str = 'auto') -> None:
         if backend not in BACKENDS:
-            raise ValueError(f'backend={backend!r} must be one of {BACKENDS}')
+            raise UsageError(f'backend={backend!r} must be one of {BACKENDS}')
         if backend == 'faiss' and _faiss() is None:
             choose_backend(backend, bank.data, bank.data, 1)
         self.bank = bank
@@ -259,21 +260,21 @@ class LabelSource:
         """Note the labels of a batch.
 
         Raises:
-            ValueError: If there are none, or they are not one integer each.
+            UsageError: If there are none, or they are not one integer each.
         """
         if labels is None:
-            raise ValueError(
+            raise UsageError(
                 "source='label' needs one class label per instance, but the batch has none; "
                 "give labels, or use source='feature'"
             )
         if labels.shape != indices.shape or labels.is_floating_point():
-            raise ValueError(
+            raise UsageError(
                 "source='label' needs one integer label per instance, but labels are "
                 f'{labels.dtype} of shape {tuple(labels.shape)} for {indices.numel()} instances'
             )
         labels = labels.detach().cpu().long()
         if bool((labels < 0).any()):
-            raise ValueError(f"source='label': label {int(labels.min())} is negative")
+            raise UsageError(f"source='label': label {int(labels.min())} is negative")
         self.labels[indices.detach().cpu()] = labels
 
     def draw(self, indices: Tensor, k: int) -> Tensor:
@@ -281,7 +282,7 @@ class LabelSource:
         own = indices.detach().cpu()
         mine = self.labels[own]
         if bool((mine < 0).any()):
-            raise ValueError(
+            raise UsageError(
                 f"source='label': no label was given for instance {int(own[mine < 0][0])}"
             )
         generator = torch.Generator().manual_seed(self.seed + 1_000_003 * self.draws)

@@ -9,6 +9,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
+from ..errors import UsageError
 from .memory_bank import occurrences, unit_rows
 from .neighbors import nearest_neighbors
 
@@ -62,7 +63,7 @@ def neighbor_overlap(
         1.0
     """
     if features.size(0) != gates.size(0):
-        raise ValueError(
+        raise UsageError(
             f'{features.size(0)} features and {gates.size(0)} gate vectors: there must be one of '
             'each per instance'
         )

@@ -14,6 +14,8 @@ from mmengine.dataset import BaseDataset
 from mmengine.logging import print_log
 from mmengine.registry import DATASETS
 
+from ..errors import DataError, UsageError
+
 _PIXELS = 3 * 32 * 32
 _CIFAR10 = 'airplane automobile bird cat deer dog frog horse ship truck'
 _CIFAR100 = """
@@ -122,9 +124,9 @@ class CIFARBinary(BaseDataset):
         **kwargs,
     ) -> None:
         if variant not in _VARIANTS:
-            raise ValueError(f'CIFARBinary: variant={variant!r} must be cifar10 or cifar100')
+            raise UsageError(f'CIFARBinary: variant={variant!r} must be cifar10 or cifar100')
         if split not in ('train', 'test'):
-            raise ValueError(f'CIFARBinary: split={split!r} must be train or test')
+            raise UsageError(f'CIFARBinary: split={split!r} must be train or test')
         self.split = split
         self.variant = variant
         metainfo = {'classes': _VARIANTS[variant].classes, **(metainfo or {})}
@@ -154,7 +156,7 @@ class CIFARBinary(BaseDataset):
         data = np.fromfile(path, np.uint8)
         if data.size == 0 or data.size % spec.record:
             whole = spec.pictures[self.split]
-            raise ValueError(
+            raise DataError(
                 f'{path} has {data.size} bytes, which is no whole number of pictures of '
                 f'{spec.record} bytes ({spec.label_bytes} label + {_PIXELS} pixel bytes, '
                 f'variant={self.variant!r}); the official file has {whole * spec.record} bytes '
@@ -163,7 +165,7 @@ class CIFARBinary(BaseDataset):
         records = data.reshape(-1, spec.record)
         labels = records[:, spec.label_bytes - 1].astype(int)
         if labels.max() >= len(spec.classes):
-            raise ValueError(
+            raise DataError(
                 f'{path} has label {labels.max()} in picture {int(labels.argmax())}, but '
                 f'{self.variant} has {len(spec.classes)} classes; is it a file of another dataset?'
             )

@@ -13,6 +13,7 @@ from typing import Any, Optional
 import numpy as np
 from torch.utils.data import DataLoader
 
+from ..errors import UsageError
 from ..tasks import class_fields
 
 INSTANCE_KEY = 'instance_idx'
@@ -67,8 +68,8 @@ def install_instance_index(loader: DataLoader, loop: Any = None) -> InstanceInde
         InstanceIndex: How many instances there are, and their labels.
 
     Raises:
-        TypeError: If a dataset is of a kind that cannot be indexed.
-        ValueError: If an augmentation mixes several pictures.
+        UsageError: If a dataset is of a kind that cannot be indexed.
+        UsageError: If an augmentation mixes several pictures.
     """
     refuse_mixing(loader.dataset)
     if hasattr(loader.dataset, 'full_init'):
@@ -108,7 +109,7 @@ def count_instances(dataset: Any) -> int:
         dataset.full_init()
     try:
         leaves = _leaves(dataset)
-    except TypeError:
+    except UsageError:
         return len(dataset)
     return len(np.unique(_scan(leaves)[0]))
 
@@ -135,7 +136,7 @@ class _Stamping:
 
     def instance(self, idx: Any) -> int:
         if isinstance(idx, tuple):
-            raise TypeError(
+            raise UsageError(
                 f'{type(self.dataset).__name__} is indexed by {idx!r}: videos have no instance '
                 'index; train on single pictures'
             )
@@ -149,7 +150,7 @@ def _leaves(dataset: Any) -> list[Any]:
         return [dataset]
     children = children_of(dataset)
     if not children:
-        raise TypeError(
+        raise UsageError(
             f'{type(dataset).__name__} has no `prepare_data` of mmengine.dataset.BaseDataset, so '
             f'its items cannot be given an instance index; derive it from BaseDataset, {_OWN_INDEX}'
         )
@@ -226,10 +227,10 @@ def refuse_mixing(dataset: Any, data_preprocessor: Any = None) -> None:
             mix a batch. Defaults to None.
 
     Raises:
-        ValueError: Naming what mixes, and where it stands.
+        UsageError: Naming what mixes, and where it stands.
     """
     for where, name in _mixing(dataset, data_preprocessor):
-        raise ValueError(
+        raise UsageError(
             f'{where} has {name}, which makes one picture of several; Feature-Gate Coupling needs '
             'to know which picture an item shows: take it out of the config'
         )

@@ -14,6 +14,7 @@ from mmengine.config import Config
 from mmengine.fileio import list_from_file
 from mmengine.registry import DATASETS
 
+from ..errors import DataError
 from ..tasks import file_format
 from .cifar_binary import find_cifar_files
 from .demo.build import DEMO_KINDS
@@ -44,7 +45,7 @@ def check_dataset_paths(
         splits (Sequence[str]): Whose data. Defaults to all three.
 
     Raises:
-        FileNotFoundError: If something is missing; it names the config keys, the
+        DataError: If something is missing; it names the config keys, the
             path and the next step.
     """
     problems: dict[str, _Problem] = {}
@@ -58,7 +59,7 @@ def check_dataset_paths(
             if problem is not None:
                 problems.setdefault(problem.text, problem).keys.append(key)
     if problems:
-        raise FileNotFoundError('\n'.join(_message(problem) for problem in problems.values()))
+        raise DataError('\n'.join(_message(problem) for problem in problems.values()))
 
 
 def _message(problem: _Problem) -> str:

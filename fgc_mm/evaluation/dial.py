@@ -50,7 +50,7 @@ class ThresholdDial:
         self.model = unwrap(model.module) if isinstance(model, BaseTTAModel) else model
         self.batches = list(batches)
         if not self.batches:
-            raise ValueError('the calibration set is empty')
+            raise UsageError('the calibration set is empty')
         self._counter = PredictionCounter(self.model, backbone)
         self._known: dict[float, float] = {}
 
@@ -132,7 +132,7 @@ def calibration_batches(runner: Runner, split: str, images: Optional[int] = None
     """
     cfg = runner.cfg.get(f'{split}_dataloader')
     if cfg is None:
-        raise ValueError(f'the config has no {split}_dataloader to calibrate on')
+        raise UsageError(f'the config has no {split}_dataloader to calibrate on')
     loader = runner.build_dataloader(cfg)
     # A sampler for training by iterations never ends.
     images = len(loader.dataset) if images is None else images

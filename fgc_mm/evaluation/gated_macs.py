@@ -11,6 +11,7 @@ from mmengine.evaluator import BaseMetric
 from mmengine.logging import print_log
 from mmengine.registry import METRICS
 
+from ..errors import UsageError
 from ..macs import ImageMACs
 from .table import format_table
 
@@ -72,7 +73,7 @@ class GatedMACs(BaseMetric):
         for sample in data_samples:
             macs = sample.get(FIELD) if hasattr(sample, 'get') else None
             if not isinstance(macs, ImageMACs):
-                raise ValueError(
+                raise UsageError(
                     f'GatedMACs: a data sample has no {FIELD!r}, nobody counted; add '
                     "custom_hooks=[dict(type='GatedMACsHook')] to the config"
                 )
@@ -92,7 +93,7 @@ class GatedMACs(BaseMetric):
             for name in ('backbone_executed', 'backbone_dense', 'model_executed', 'model_dense')
         }
         if not totals['backbone_dense']:
-            raise ValueError(
+            raise UsageError(
                 f'GatedMACs: no convolution or linear layer of the backbone ran in {len(results)} '
                 "images, so there is no ratio; name the right part by GatedMACsHook's backbone=..."
             )

@@ -17,7 +17,7 @@ from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 from mmengine.structures import BaseDataElement
 
-from ..errors import UsageError
+from ..errors import UsageError, in_context
 from ..macs import ImageMACs, MACsTracer
 from ..runtime import Attachments, forward_argument, unwrap
 from .gated_macs import FIELD, GatedMACs
@@ -47,10 +47,8 @@ class GatedMACsHook(Hook):
 
     def before_run(self, runner: Runner) -> None:
         """See that the backbone exists, and not after the first epoch."""
-        try:
+        with in_context('GatedMACsHook'):
             PredictionCounter(runner.model, self.backbone)
-        except ValueError as error:
-            raise UsageError(f'GatedMACsHook: {error}') from None
 
     def before_val(self, runner: Runner) -> None:
         """Start counting."""
@@ -154,7 +152,7 @@ def _write(sample: Any, macs: ImageMACs) -> None:
     elif isinstance(sample, dict):
         sample[FIELD] = macs
     else:
-        raise TypeError(
+        raise UsageError(
             f'GatedMACsHook writes into data samples, but the model predicted a '
             f'{type(sample).__name__}; predict BaseDataElement or dict'
         )

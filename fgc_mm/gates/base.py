@@ -12,6 +12,7 @@ import torch
 from mmengine.model import BaseModule
 from torch import Tensor
 
+from ..errors import UsageError
 from .record import GateRecord
 
 OptDict = Optional[dict]
@@ -58,7 +59,7 @@ class Gate(BaseModule):
     def __init__(self, in_channels: int, channels: int, init_cfg: OptDict = None) -> None:
         super().__init__(init_cfg=init_cfg)
         if in_channels < 1 or channels < 1:
-            raise ValueError(
+            raise UsageError(
                 f'{type(self).__name__}: in_channels={in_channels} and channels={channels} '
                 'must both be at least 1'
             )
@@ -105,8 +106,8 @@ class Gate(BaseModule):
         """
         raise self._not_learned()
 
-    def _not_learned(self) -> ValueError:
-        return ValueError(
+    def _not_learned(self) -> UsageError:
+        return UsageError(
             f'{type(self).__name__} has no logits a budget could move: its openness is not '
             'learned; use BinConcreteGate, or implement shift and sharpen'
         )
@@ -150,7 +151,7 @@ class Gate(BaseModule):
         if x.dim() == 4:
             x = self.pool(x)
         if x.dim() != 2 or x.size(1) != self.in_channels:
-            raise ValueError(
+            raise UsageError(
                 f'{type(self).__name__}: an input of shape {tuple(x.shape)} does not fit '
                 f'in_channels={self.in_channels}'
             )
@@ -185,10 +186,10 @@ class Gate(BaseModule):
         """Multiply the feature channel by channel.
 
         Raises:
-            ValueError: If the feature has another number of channels.
+            UsageError: If the feature has another number of channels.
         """
         if feature.size(1) != multiplier.size(1):
-            raise ValueError(
+            raise UsageError(
                 f'{type(self).__name__}: channels={multiplier.size(1)} does not fit the gated '
                 f'feature, which has {feature.size(1)}'
             )
@@ -221,7 +222,7 @@ class Gate(BaseModule):
         Returns:
             dict[str, Tensor]: What the smaller gate loads.
         """
-        raise ValueError(
+        raise UsageError(
             f'{type(self).__name__} cannot be slimmed: it does not say how it decides over fewer '
             'channels; use BinConcreteGate, or implement slim_state'
         )

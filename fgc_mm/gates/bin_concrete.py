@@ -15,6 +15,7 @@ from mmengine.registry import MODELS
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ..errors import UsageError
 from .base import Gate, OptDict
 from .record import GateRecord
 
@@ -109,11 +110,11 @@ class BinConcreteGate(Gate):
     ) -> None:
         super().__init__(in_channels, channels, init_cfg)
         if hidden < 1:
-            raise ValueError(f'BinConcreteGate: hidden={hidden} must be at least 1')
+            raise UsageError(f'BinConcreteGate: hidden={hidden} must be at least 1')
         if temperature <= 0:
-            raise ValueError(f'BinConcreteGate: temperature={temperature} must be positive')
+            raise UsageError(f'BinConcreteGate: temperature={temperature} must be positive')
         if not 0 < threshold < 1:
-            raise ValueError(f'BinConcreteGate: threshold={threshold} must be within (0, 1)')
+            raise UsageError(f'BinConcreteGate: threshold={threshold} must be within (0, 1)')
         self.temperature = temperature
         self.bias_init = bias_init
         self.threshold = threshold

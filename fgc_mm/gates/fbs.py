@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor
 
+from ..errors import UsageError
 from .base import Gate, OptDict
 from .record import GateRecord
 
@@ -70,11 +71,11 @@ class FBSGate(Gate):
     ) -> None:
         super().__init__(in_channels, channels, init_cfg)
         if not 0 < density <= 1:
-            raise ValueError(f'FBSGate: density={density} must be within (0, 1]')
+            raise UsageError(f'FBSGate: density={density} must be within (0, 1]')
         self.density = density
         self.training_density: Optional[float] = None
         if not weight_scale > 0:
-            raise ValueError(f'FBSGate: weight_scale={weight_scale} must be positive')
+            raise UsageError(f'FBSGate: weight_scale={weight_scale} must be positive')
         self.bias_init = bias_init
         self.weight_scale = weight_scale
         self.fc = nn.Linear(in_channels, channels)

@@ -10,6 +10,7 @@ from typing import Union
 import torch.nn as nn
 from torch import Tensor
 
+from ..errors import UsageError
 from .base import Gate
 
 Layers = Union[str, int, Sequence[Union[str, int]]]
@@ -68,7 +69,7 @@ def match_blocks(layers: Layers, names: Sequence[str], key: str = 'layers') -> l
     """
     wanted = [layers] if isinstance(layers, (str, int)) else list(layers)
     if not wanted:
-        raise ValueError(f"{key}={layers!r} chooses no block; name some, or 'all'")
+        raise UsageError(f"{key}={layers!r} chooses no block; name some, or 'all'")
     chosen: set[str] = set()
     for item in wanted:
         chosen.update(_match_one(item, names, key))
@@ -79,7 +80,7 @@ def _match_one(item: Union[str, int], names: Sequence[str], key: str) -> list[st
     if isinstance(item, int) and not isinstance(item, bool):
         if -len(names) <= item < len(names):
             return [names[item]]
-        raise ValueError(
+        raise UsageError(
             f'{key}: block index {item} is out of range, there are {len(names)} blocks '
             f'({-len(names)} to {len(names) - 1})'
         )
@@ -93,7 +94,7 @@ def _match_one(item: Union[str, int], names: Sequence[str], key: str) -> list[st
         common = len(_common_parts(names))
         shown = ['.'.join(name.split('.')[common:]) for name in names]
         stages = list(dict.fromkeys(name.rpartition('.')[0] for name in shown if '.' in name))
-        raise ValueError(
+        raise UsageError(
             f'{key}: {item!r} names no block; choose from '
             f"'all', 'last_stage', an index, {', '.join(map(repr, stages + shown))}"
         )
@@ -137,7 +138,7 @@ def select_blocks(model: nn.Module, layers: Layers) -> dict[str, list[tuple[str,
     """
     blocks = gated_blocks(model)
     if not blocks:
-        raise ValueError(
+        raise UsageError(
             f'{type(model).__name__} has no gates to choose layers={layers!r} from; use a gated '
             "backbone, such as backbone=dict(type='GatedResNet', ...)"
         )
@@ -154,16 +155,16 @@ def set_threshold(model: nn.Module, threshold: float) -> None:
         threshold (float): Within (0, 1); the gates are trained for 0.5.
     """
     if not 0 < threshold < 1:
-        raise ValueError(f'threshold={threshold} must be within (0, 1)')
+        raise UsageError(f'threshold={threshold} must be within (0, 1)')
     gates = find_gates(model)
     without = [name for name, gate in gates.items() if not hasattr(gate, 'threshold')]
     if not gates:
-        raise ValueError(
+        raise UsageError(
             f'threshold={threshold} cannot be set: {type(model).__name__} has no gates'
         )
     if without:
         what = f'{type(gates[without[0]]).__name__} {without[0]}'
-        raise ValueError(f'threshold={threshold} cannot be set: {what} has no threshold')
+        raise UsageError(f'threshold={threshold} cannot be set: {what} has no threshold')
     for gate in gates.values():
         gate.threshold = threshold  # type: ignore[assignment]
 
@@ -188,9 +189,9 @@ def force_gates(
     values = dict(value) if isinstance(value, Mapping) else dict.fromkeys(gates, value)
     for name, forced in values.items():
         if name not in gates:
-            raise ValueError(f'force_gates: no gate {name!r}; the gates are {", ".join(gates)}')
+            raise UsageError(f'force_gates: no gate {name!r}; the gates are {", ".join(gates)}')
         if isinstance(forced, Tensor) and forced.dim() and forced.size(-1) != gates[name].channels:
-            raise ValueError(
+            raise UsageError(
                 f'force_gates: {name!r} decides over {gates[name].channels} channels but was given '
                 f'a mask of shape {tuple(forced.shape)}'
             )

@@ -13,6 +13,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
+from ..errors import UsageError
 from ..gates import find_gates
 from ..macs import ImageMACs, MACsTracer
 from .export_block import FORMS, masked_blocks, recordable
@@ -102,18 +103,18 @@ def export(
         Exported: The content of the file, and what was found.
 
     Raises:
-        ValueError: If the model cannot be exported, or the check fails.
-        ImportError: If a package is missing.
+        UsageError: If the model cannot be exported, or the check fails.
+        MissingPackageError: If a package is missing.
     """
     if file_format not in FORMATS:
-        raise ValueError(f'file_format={file_format!r} must be one of {", ".join(FORMATS)}')
+        raise UsageError(f'file_format={file_format!r} must be one of {", ".join(FORMATS)}')
     if not pictures:
-        raise ValueError('export needs at least one picture to check with')
+        raise UsageError('export needs at least one picture to check with')
     chosen, found = FORMATS[file_format](opset), find_part(model, part)
     if form not in FORMS:
-        raise ValueError(f'form={form!r} must be one of {", ".join(FORMS)}')
+        raise UsageError(f'form={form!r} must be one of {", ".join(FORMS)}')
     if form not in chosen.forms:
-        raise ValueError(
+        raise UsageError(
             f'form={form!r} must be {" or ".join(map(repr, chosen.forms))} for {file_format}, '
             'which cannot hold weights whose number of channels depends on the image'
         )
@@ -142,7 +143,7 @@ def export(
         except Exception as error:  # of the runtime, which has errors of its own
             why = (str(error).splitlines() or [type(error).__name__])[0]
             more = '. Try newer operators, such as --opset 17' if opset < 17 else ''
-            raise ValueError(f'what was recorded cannot be loaded: {why}{more}') from error
+            raise UsageError(f'what was recorded cannot be loaded: {why}{more}') from error
         for what, x in _cases(inputs, dynamic):
             ready = before(x) if with_preprocess and before is not None else x
             wanted = _reference(found, ready, with_gates, macs if len(x) == 1 else None)
@@ -166,7 +167,7 @@ def _shapes(network: Recorded, x: Tensor) -> list[tuple[int, ...]]:
     """Shapes of the outputs for one picture.
 
     Raises:
-        ValueError: If the network does not run, such as a head that takes more than
+        UsageError: If the network does not run, such as a head that takes more than
             feature maps.
     """
     try:
@@ -174,7 +175,7 @@ def _shapes(network: Recorded, x: Tensor) -> list[tuple[int, ...]]:
     except Exception as error:  # upstream's heads have no common one
         part = type(network.part).__name__.removesuffix('Part')
         hint = '' if part == 'Backbone' else '; try its backbone alone (--part backbone)'
-        raise ValueError(
+        raise UsageError(
             f'{type(network.part.model).__name__} does not run on a picture of {_size(x)} as it '
             f'would be exported ({part}): {type(error).__name__}: {str(error).strip()}{hint}'
         ) from error
@@ -221,24 +222,24 @@ def _difference(run: Run, x: Tensor, wanted: dict[str, Tensor], what: str) -> fl
         with torch.no_grad():
             outs = run(x)
     except Exception as error:  # every runtime has its own
-        raise ValueError(
+        raise UsageError(
             f'the exported network does not run on {what}: {str(error).strip()}'
         ) from error
     largest = 0.0
     for out, (name, want) in zip(outs, wanted.items(), strict=True):
         if out.shape != want.shape:
-            raise ValueError(
+            raise UsageError(
                 f'the exported network fails the check: on {what} {name!r} has the shape '
                 f'{tuple(out.shape)} instead of {tuple(want.shape)}'
             )
         difference = float((out - want).abs().max())
         if not math.isfinite(difference):
-            raise ValueError(
+            raise UsageError(
                 f'the exported network cannot be checked: on {what} {name!r} has values that are '
                 'nan or infinite. Look for such values in the weights and in the pictures'
             )
         if difference > TOLERANCE:
-            raise ValueError(
+            raise UsageError(
                 f'the exported network fails the check: on {what} {name!r} differs from PyTorch by '
                 f'{difference:.3g}, more than {TOLERANCE:g}. A gate that is undecided to the last '
                 'digit can do that: try other pictures (--image)'
@@ -264,7 +265,7 @@ def _preprocessing(
         'to a multiple'
     )
     if needed:
-        raise ValueError(f'--with-preprocess: {problem}')
+        raise UsageError(f'--with-preprocess: {problem}')
     notices.append(f'{problem}: the metadata says nothing about preprocessing')
     return None
 

@@ -15,7 +15,7 @@ from mmengine.runner import Runner
 from torch.utils.data import DataLoader
 
 from ..datasets import picture_fault
-from ..errors import DataError
+from ..errors import DataError, UsageError
 from ..runtime import unwrap
 from .export import Exported, Picture, export
 from .export_formats import FORMATS
@@ -47,10 +47,10 @@ def export_checkpoint(
         Exported: The network.
 
     Raises:
-        ValueError: If there is nothing to export or to check with, the
+        UsageError: If there is nothing to export or to check with, the
             checkpoint does not fit, or the check fails.
         FileNotFoundError: If a picture does not exist.
-        ImportError: If a package is missing.
+        MissingPackageError: If a package is missing.
     """
     FORMATS[options.get('file_format', 'onnx')](options.get('opset', 17))  # before the long part
     model = unwrap(runner.model).cpu()
@@ -66,7 +66,7 @@ def export_checkpoint(
         batches = iter(loader)
     pictures = [_picture(model, batch) for _, batch in zip(range(count), batches, strict=False)]
     if not pictures:
-        raise ValueError('the test set, test_dataloader, has no images to check with')
+        raise UsageError('the test set, test_dataloader, has no images to check with')
     metadata = dict(options.pop('metadata', None) or {})
     # mmpretrain's datasets write upper case into a checkpoint
     classes = known.get('classes') or known.get('CLASSES')
@@ -86,16 +86,11 @@ def _picture(model: nn.Module, batch: dict) -> Picture:
 def _test_loader(cfg: Config, runner: Runner) -> DataLoader:
     """The test set, picture by picture."""
     if cfg.get('test_dataloader') is None:
-        raise ValueError('the config has no test_dataloader to check with: give pictures (--image)')
+        raise UsageError('the config has no test_dataloader to check with: give pictures (--image)')
     loader_cfg = copy.deepcopy(cfg.test_dataloader)
     loader_cfg.update(batch_size=1, num_workers=0, persistent_workers=False)
     loader_cfg.pop('batch_sampler', None)
-    try:
-        return runner.build_dataloader(loader_cfg)
-    except ValueError as error:  # mmengine cannot build an empty dataset
-        raise ValueError(
-            f'the test set, test_dataloader, has no images or cannot be read: {error}'
-        ) from error
+    return runner.build_dataloader(loader_cfg)
 
 
 def _batches_of(images: Sequence[str], cfg: Config) -> Iterator[dict]:
@@ -105,7 +100,7 @@ def _batches_of(images: Sequence[str], cfg: Config) -> Iterator[dict]:
         dataset = dataset.get('dataset') or dataset['datasets'][0]
     steps = [step for step in dataset.get('pipeline') or [] if 'Annotations' not in step['type']]
     if not steps:
-        raise ValueError('the config has no test_dataloader.dataset.pipeline to read pictures with')
+        raise UsageError('the config has no test_dataloader.dataset.pipeline to read pictures with')
     if 'LoadImage' not in steps[0]['type']:  # of datasets that hold arrays
         steps.insert(0, dict(type='LoadImageFromFile'))
     pipeline = Compose(steps)

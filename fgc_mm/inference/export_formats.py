@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import MissingPackageError, UsageError
 from .export_block import FORMS
 from .export_parts import Recorded
 
@@ -72,7 +73,7 @@ class Onnx(Format):
         super().__init__(opset)
         need('onnx', 'onnxruntime')
         if not OPSETS[0] <= opset <= OPSETS[1]:
-            raise ValueError(f'--opset {opset} must be within {OPSETS[0]} and {OPSETS[1]}')
+            raise UsageError(f'--opset {opset} must be within {OPSETS[0]} and {OPSETS[1]}')
 
     def record(self, network: Recorded, example: Tensor, dynamic: Sequence[int]) -> bytes:
         axes = {dim: AXES[dim] for dim in dynamic}
@@ -163,7 +164,7 @@ class TorchExport(Format):
     def __init__(self, opset: int = 17) -> None:
         super().__init__(opset)
         if not can_torch_export():
-            raise ValueError(
+            raise UsageError(
                 f"file_format='torch_export' needs torch >= 2.6, and this is {torch.__version__}: "
                 "use 'onnx' or 'torchscript'"
             )
@@ -200,13 +201,13 @@ def need(*packages: str) -> None:
     """See that packages are there.
 
     Raises:
-        ImportError: If one is missing; it says what to install.
+        MissingPackageError: If one is missing; it says what to install.
     """
     for package in packages:
         try:
             importlib.import_module(package)
         except ImportError as error:
-            raise ImportError(
+            raise MissingPackageError(
                 f'export to ONNX needs the package {package}, which does not import ({error}): '
                 "pip install '.[export]' in a clone of fgc_mm, or pip install onnx onnxruntime"
             ) from error
@@ -216,7 +217,7 @@ def record(form: Format, network: Recorded, example: Tensor, dynamic: Sequence[i
     """Record a network, without what tracers say about sizes that are fixed.
 
     Raises:
-        ValueError: If the network has something the format cannot hold.
+        UsageError: If the network has something the format cannot hold.
     """
     try:
         with warnings.catch_warnings(), torch.no_grad():
@@ -225,7 +226,7 @@ def record(form: Format, network: Recorded, example: Tensor, dynamic: Sequence[i
     except Exception as error:  # every recorder has its own, without a common base
         hint = '; a fixed image size (--fixed-size) may help' if 2 in dynamic else ''
         reason = str(error).strip().splitlines() or ['']
-        raise ValueError(
+        raise UsageError(
             f'{type(network.part.model).__name__} cannot be exported as {type(form).__name__}: '
             f'{type(error).__name__}: {reason[0]}{hint}'
         ) from error

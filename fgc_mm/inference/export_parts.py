@@ -14,6 +14,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..errors import UsageError
 from ..gates import find_gates
 from ..nets import GatedBackbone
 from ..tasks import task_of_model
@@ -140,15 +141,15 @@ def find_part(model: nn.Module, part: str = 'model') -> Part:
             'backbone'. Defaults to 'model'.
 
     Raises:
-        ValueError: If it has no gates, or a head that cannot be exported.
+        UsageError: If it has no gates, or a head that cannot be exported.
     """
     if part not in PARTS:
-        raise ValueError(f'part={part!r} must be one of {PARTS}')
+        raise UsageError(f'part={part!r} must be one of {PARTS}')
     backbones = [n for n, m in model.named_modules() if isinstance(m, GatedBackbone)]
     gated = [name for name in backbones if find_gates(model.get_submodule(name))]
     kind = type(model).__name__
     if not gated:
-        raise ValueError(
+        raise UsageError(
             f'the model {kind} has no gates, and a dense network needs no export of ours: use '
             "torch.onnx, or a gated backbone, such as backbone=dict(type='GatedResNet', ...)"
         )
@@ -158,7 +159,7 @@ def find_part(model: nn.Module, part: str = 'model') -> Part:
     found = find(model) if find is not None else None
     if found is not None:
         return found(model, gated[0])
-    raise ValueError(
+    raise UsageError(
         f'the model {kind} is no segmentor, classifier, nor detector with an rpn_head or a dense '
         'bbox_head, whose outputs could be exported: export its backbone alone (--part backbone)'
     )

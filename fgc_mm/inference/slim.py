@@ -12,6 +12,7 @@ import torch.nn as nn
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ..errors import UsageError
 from ..gates import Gate, GateSite, find_gates
 from ..macs import GatedConv, gated_convs
 from ..nets import GatedBackbone, GatedBlock
@@ -53,11 +54,11 @@ class GateUsage:
         """Gate -> share of the images for which each channel was open.
 
         Raises:
-            ValueError: If a gate has decided for no image.
+            UsageError: If a gate has decided for no image.
         """
         for name, passes in self._passes.items():
             if not passes:
-                raise ValueError(f'gate {name!r} has decided for no image: the set has none')
+                raise UsageError(f'gate {name!r} has decided for no image: the set has none')
         return {name: count / self._passes[name] for name, count in self._open.items()}
 
     def _count(self, name: str, gate: Gate, *_: Any) -> None:
@@ -103,14 +104,14 @@ def slim(model: nn.Module, shares: dict[str, Tensor], tolerance: float = 0.0) ->
         Slimmed: Weights and config values of the smaller model.
 
     Raises:
-        ValueError: If there are no gates, or a gated layer cannot be slimmed.
+        UsageError: If there are no gates, or a gated layer cannot be slimmed.
     """
     if not 0 <= tolerance < 1:
-        raise ValueError(f'tolerance={tolerance} must be within [0, 1)')
+        raise UsageError(f'tolerance={tolerance} must be within [0, 1)')
     backbones = {n: m for n, m in model.named_modules() if isinstance(m, GatedBackbone)}
     backbones = {name: backbone for name, backbone in backbones.items() if find_gates(backbone)}
     if not backbones:
-        raise ValueError(
+        raise UsageError(
             f'{type(model).__name__} has no gated backbone with gates, so nothing can be slimmed'
         )
     result = Slimmed(dict(model.state_dict()))
@@ -169,15 +170,15 @@ def _removable(block: GatedBlock, convs: dict[str, GatedConv], site: GateSite, g
     for name in {*site.produces, *site.consumes}:
         conv = block.get_submodule(name)
         if not isinstance(conv, nn.Conv2d) or not is_plain_conv(conv):
-            raise ValueError(f'{gate}: {name} is a {type(conv).__name__} and cannot be slimmed')
+            raise UsageError(f'{gate}: {name} is a {type(conv).__name__} and cannot be slimmed')
         if conv.groups > 1:
             grouped.append(name)
             if not is_depthwise(conv, convs[name]):
-                raise ValueError(f'{gate}: {name} has groups={conv.groups}, cannot be slimmed')
+                raise UsageError(f'{gate}: {name} has groups={conv.groups}, cannot be slimmed')
     for name in site.norms:
         norm = block.get_submodule(name)
         if not isinstance(norm, _BatchNorm):
-            raise ValueError(f'{gate}: {name} is a {type(norm).__name__} and cannot be slimmed')
+            raise UsageError(f'{gate}: {name} is a {type(norm).__name__} and cannot be slimmed')
     return not set(site.produces) <= set(grouped)
 
 

@@ -18,6 +18,7 @@ from mmengine.runner import Runner
 from mmengine.runner.checkpoint import _load_checkpoint
 from torch import Tensor
 
+from ..errors import CheckpointError, UsageError
 from ..evaluation import GatedMACs, PredictionCounter
 from ..gates import find_gates
 from ..nets import GatedBackbone
@@ -54,21 +55,14 @@ def slim_checkpoint(
         ``checkpoint_bytes`` and ``checkpoint_also_holds`` of the given file.
 
     Raises:
-        ValueError: If there is nothing to slim or to slim with, the checkpoint
+        UsageError: If there is nothing to slim or to slim with, the checkpoint
             does not fit, outputs are not finite, or at tolerance 0 not the same.
     """
     model = unwrap(runner.model)
     if not find_gates(model):
-        raise ValueError(f'the model {type(model).__name__} has no gates, there is nothing to slim')
+        raise UsageError(f'the model {type(model).__name__} has no gates, there is nothing to slim')
     loaded = load_fitting(model, checkpoint)
-    try:
-        loader = runner.build_dataloader(cfg[f'{split}_dataloader'])
-    except ValueError as error:  # mmengine cannot build an empty dataset
-        raise ValueError(
-            f'the calibration set, {split}_dataloader, has no images or cannot be read: {error}'
-        ) from error
-    if not len(loader.dataset):
-        raise ValueError(f'the calibration set, {split}_dataloader, has no images')
+    loader = runner.build_dataloader(cfg[f'{split}_dataloader'])
     result = slim(model, _usage(model, loader), tolerance)
     slim_cfg = _slim_config(cfg, result.backbones)
     smaller = runner.build_model(_model_config(slim_cfg))
@@ -78,13 +72,13 @@ def slim_checkpoint(
     pair = {'before': model, 'after': smaller}
     metrics, difference = _compare(runner, pair, loader, cfg[f'{split}_evaluator'])
     if not math.isfinite(difference):
-        raise ValueError(
+        raise UsageError(
             'whether the slimmed network is the same cannot be told: on the images of '
             f'{split}_dataloader backbone outputs, before or after, are nan or infinite. Look for '
             f'such values in the weights of {checkpoint} and in the images'
         )
     if not tolerance and difference > EQUAL:
-        raise ValueError(
+        raise UsageError(
             'the slimmed network is not the same on the images it was made for: backbone outputs '
             f'differ by {difference:.1e}, relative, more than {EQUAL:g}. A gate that is undecided '
             'to the last digit can do that: take other images (--split), or accept a change '
@@ -129,12 +123,12 @@ def load_fitting(model: nn.Module, path: str) -> dict:
         dict: The whole checkpoint.
 
     Raises:
-        ValueError: If anything is missing, left over or of another shape.
+        UsageError: If anything is missing, left over or of another shape.
     """
     try:
         loaded = _load_checkpoint(path, map_location='cpu')
     except Exception as error:  # pickle's own errors share no base class
-        raise ValueError(f'checkpoint {path} cannot be read: {error}') from error
+        raise CheckpointError(f'checkpoint {path} cannot be read: {error}') from error
     state = loaded.get('state_dict', loaded) if isinstance(loaded, dict) else {}
     state = {key.removeprefix('module.'): value for key, value in state.items()}
     own = model.state_dict()
@@ -153,7 +147,7 @@ def load_fitting(model: nn.Module, path: str) -> dict:
         if keys
     ]
     if wrong:
-        raise ValueError(f'checkpoint {path} does not fit the config: ' + '; '.join(wrong))
+        raise CheckpointError(f'checkpoint {path} does not fit the config: ' + '; '.join(wrong))
     model.load_state_dict(state)
     return loaded
 
@@ -177,7 +171,7 @@ def _slim_config(cfg: Config, backbones: dict[str, dict[str, Any]]) -> Config:
         node = slim_cfg.model
         for part in filter(None, name.split('.')):
             if part not in node:
-                raise ValueError(f'the config has no model.{name}, which the backbone is called')
+                raise UsageError(f'the config has no model.{name}, which the backbone is called')
             node = node[part]
         # Weights to start from have the old widths.
         node.update(options, init_cfg=None)

@@ -18,6 +18,7 @@ from mmengine.logging import print_log
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ..errors import UsageError
 from ..gates import find_gates
 from ..nets import GatedBackbone, GatedBlock
 from ..runtime.module_hooks import is_watched
@@ -80,7 +81,7 @@ def enable_sparse(
         nn.Module: The same model.
 
     Raises:
-        ValueError: If it has no gated backbone with gates, or an argument is
+        UsageError: If it has no gated backbone with gates, or an argument is
             out of range.
 
     Example:
@@ -89,11 +90,11 @@ def enable_sparse(
         ...     outs = model(torch.rand(1, 3, 512, 512))
     """
     if granularity is not None and granularity < 1:
-        raise ValueError(f'enable_sparse: granularity={granularity} must be at least 1')
+        raise UsageError(f'enable_sparse: granularity={granularity} must be at least 1')
     if way not in WAYS:
-        raise ValueError(f'enable_sparse: way={way!r} must be one of {WAYS}')
+        raise UsageError(f'enable_sparse: way={way!r} must be one of {WAYS}')
     if not find_gates(model):
-        raise ValueError(
+        raise UsageError(
             f'enable_sparse: {type(model).__name__} has no gates, nothing is ever closed; use '
             "a gated backbone, such as backbone=dict(type='GatedResNet', ...)"
         )

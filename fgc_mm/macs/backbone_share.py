@@ -9,6 +9,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
+from ..errors import UsageError
 from ..gates import find_gates
 from ..runtime import Attachments
 from .layers import call_macs
@@ -65,7 +66,7 @@ class BackboneShare:
             self._sides[name] = tuple(sides)
             groups = getattr(self._modules[name], 'groups', 1)
             if groups > 1 and switch.ins.ends and switch.outs.ends:
-                raise ValueError(
+                raise UsageError(
                     f'{name!r} has {groups} groups and gates on both sides: its MACs depend on '
                     'which channels meet in a group, not on how many are open'
                 )

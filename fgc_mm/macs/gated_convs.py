@@ -8,6 +8,7 @@ from typing import Optional
 
 import torch.nn as nn
 
+from ..errors import UsageError
 from ..gates import Gate, GateSite
 from ..sites import Gates
 from .layers import is_conv
@@ -37,7 +38,7 @@ def block_sites(model: nn.Module) -> dict[str, list[GateSite]]:
         ``model.named_modules()`` -> its sites, whose names are relative to it.
 
     Raises:
-        ValueError: If a gate belongs to no site, so that nobody could tell
+        UsageError: If a gate belongs to no site, so that nobody could tell
             what it spares.
     """
     sites = {}
@@ -51,7 +52,7 @@ def block_sites(model: nn.Module) -> dict[str, list[GateSite]]:
             known.update(full_name(name, site.gate) for site in own)
     for name, module in model.named_modules():
         if isinstance(module, Gate) and name not in known:
-            raise ValueError(
+            raise UsageError(
                 f'gate {name!r} of {type(model).__name__} is in no gate_sites() of its block, so '
                 'the MACs it spares are unknown; list it there as a GateSite'
             )
@@ -77,7 +78,7 @@ def gated_convs(block: nn.Module, sites: list[GateSite], prefix: str = '') -> di
             for name in names:
                 _check_conv(block, name, site.gate)
                 if name in side:
-                    raise ValueError(
+                    raise UsageError(
                         f'{type(block).__name__}: gates {side[name]!r} and {site.gate!r} both '
                         f'claim the same side of {name!r}; one gate per side'
                     )
@@ -99,7 +100,7 @@ def full_name(prefix: str, name: str) -> str:
 def _check_conv(block: nn.Module, name: str, gate: str) -> None:
     module = dict(block.named_modules()).get(name)
     if module is None or not is_conv(module):
-        raise ValueError(
+        raise UsageError(
             f'{type(block).__name__}: gate {gate!r} names {name!r}, which is '
             f'{"missing" if module is None else "a " + type(module).__name__}; '
             'a GateSite names convolutions of its block'

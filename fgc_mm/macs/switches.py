@@ -10,6 +10,7 @@ from typing import Any, Optional
 import torch.nn as nn
 from torch import Tensor
 
+from ..errors import UsageError
 from ..gates import find_gates
 from ..sites import End, Gates
 from .gated_convs import block_sites, full_name, gated_convs
@@ -70,7 +71,7 @@ def switches_of(model: nn.Module) -> dict[str, Switch]:
         dict[str, Switch]: Name of the layer -> its gates.
 
     Raises:
-        ValueError: If a gate belongs to no site, so that nobody knows what it spares.
+        UsageError: If a gate belongs to no site, so that nobody knows what it spares.
     """
     modules = dict(model.named_modules())
     found: dict[str, Switch] = {}
@@ -116,12 +117,12 @@ def kinds_of(model: nn.Module, backbone: str) -> dict[str, tuple[bool, bool]]:
         backbone (str): Name of the part that is the backbone; '' means the whole model.
 
     Raises:
-        ValueError: If there is no such part.
+        UsageError: If there is no such part.
     """
     modules = dict(model.named_modules())
     if backbone not in modules:
         parts = ', '.join(repr(name) for name, _ in model.named_children())
-        raise ValueError(
+        raise UsageError(
             f'backbone={backbone!r} is no part of {type(model).__name__}; name one of its '
             f"parts ({parts}), or '' for all of it"
         )

@@ -14,6 +14,7 @@ from mmengine.logging import print_log
 from mmengine.model import BaseModule
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ..errors import UsageError
 from ..gates import find_gates, match_blocks
 from ..gates.utils import Layers
 from .block import GatedBlock, InitCfg, PlainLayer
@@ -77,14 +78,14 @@ class GatedBackbone(BaseModule):
         name = type(self).__name__
         if pretrained is not None:
             if not isinstance(pretrained, str):
-                raise TypeError(f'{name}: pretrained={pretrained!r} must be a str or None')
+                raise UsageError(f'{name}: pretrained={pretrained!r} must be a str or None')
             if init_cfg:
-                raise ValueError(f'{name}: give either pretrained={pretrained!r} or init_cfg')
+                raise UsageError(f'{name}: give either pretrained={pretrained!r} or init_cfg')
             init_cfg = dict(type='Pretrained', checkpoint=pretrained)
         super().__init__(init_cfg=init_cfg or self.default_init_cfg)
         self.from_scratch = not init_cfg
         if gate is not None and (not isinstance(gate, dict) or 'type' not in gate):
-            raise TypeError(
+            raise UsageError(
                 f"{name}: gate={gate!r} must be a dict such as dict(type='BinConcreteGate'), or "
                 'None for the dense network'
             )
@@ -117,13 +118,13 @@ class GatedBackbone(BaseModule):
             self.gated_convs = self.gateable_convs
         every = [f'{block}.{conv}' for block in names for conv in self.gateable_convs]
         if not self.gated_convs or not set(self.gated_convs) <= {*self.gateable_convs, *every}:
-            raise ValueError(
+            raise UsageError(
                 f'{type(self).__name__}: gated_convs={self.gated_convs} must be some of '
                 f'{self.gateable_convs}, or of a single block such as {every[0]!r}'
             )
         for name, width in self.widths.items():
             if name not in every or not isinstance(width, int) or width < 1:
-                raise ValueError(
+                raise UsageError(
                     f'{type(self).__name__}: widths[{name!r}]={width!r} must be a number of '
                     f'channels of a convolution that can be gated, such as {every[0]!r}: 16'
                 )
@@ -216,7 +217,7 @@ def _report_missing(backbone: nn.Module, incompatible: tuple[list[str], list[str
     own = [key for key in backbone.state_dict() if not key.startswith(tuple(gates))]
     total = sum(not key.endswith('num_batches_tracked') for key in own)
     if lost and len(lost) == total:
-        raise ValueError(
+        raise UsageError(
             f"{name}: the checkpoint has none of the network's {total} keys, such as {lost[0]!r}; "
             "does init_cfg need a prefix, such as prefix='backbone.'?"
         )

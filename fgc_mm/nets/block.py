@@ -13,6 +13,7 @@ from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 from torch import Tensor
 
+from ..errors import UsageError
 from ..gates import Gate, GateSite
 
 Activation = Callable[[Tensor], Tensor]
@@ -218,7 +219,7 @@ def build_gate(cfg: dict, in_channels: int, channels: int) -> Gate:
     widths = dict(in_channels=in_channels, channels=channels)
     for key, width in widths.items():
         if cfg.get(key, width) != width:
-            raise ValueError(
+            raise UsageError(
                 f'gate: {key}={cfg[key]} does not match the convolution, which needs {width}; '
                 'leave it out, the backbone fills it in'
             )
@@ -227,9 +228,7 @@ def build_gate(cfg: dict, in_channels: int, channels: int) -> Gate:
     if not _is_gate(kind):
         known = [name for name, cls in MODELS.module_dict.items() if _is_gate(cls)]
         problem = 'is not registered' if kind is None else 'is no gate'
-        raise (KeyError if kind is None else TypeError)(
-            f'gate: type={cfg["type"]!r} {problem}; choose from {", ".join(known)}'
-        )
+        raise UsageError(f'gate: type={cfg["type"]!r} {problem}; choose from {", ".join(known)}')
     return MODELS.build({**cfg, **widths})
 
 

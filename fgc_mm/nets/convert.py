@@ -15,6 +15,7 @@ import torch
 from mmengine.registry import MODELS
 from torch import Tensor
 
+from ..errors import CheckpointError, UsageError, in_context
 from ..files import write_files
 
 _NORM = r'(?:weight|bias|running_mean|running_var|num_batches_tracked)'
@@ -127,14 +128,14 @@ def convert_state_dict(checkpoint: Mapping) -> Conversion:
         against the backbone it is for.
 
     Raises:
-        ValueError: If the format is unknown, a key is unknown or a key of the
+        CheckpointError: If the format is unknown, a key is unknown or a key of the
             backbone is missing.
     """
     source = _unwrap(checkpoint)
     keys = list(source)
     found = next((fmt for fmt in FORMATS if fmt.fits(keys)), None)
     if found is None:
-        raise ValueError(_unknown_format(keys))
+        raise CheckpointError(_unknown_format(keys))
     converted: OrderedDict[str, Tensor] = OrderedDict()
     dropped, unknown = [], []
     for key, value in source.items():
@@ -153,7 +154,7 @@ def convert_state_dict(checkpoint: Mapping) -> Conversion:
         else:
             unknown.append(key)
     if unknown:
-        raise ValueError(
+        raise CheckpointError(
             f'The file is a {found.about}, but {len(unknown)} of its {len(keys)} keys are not of '
             f'that format: {_some(unknown)}'
         )
@@ -180,22 +181,20 @@ def convert_file(src: Union[str, Path], dst: Union[str, Path], trust: bool = Fal
         Conversion: What was converted.
 
     Raises:
-        ValueError: If ``src`` is not understood.
+        CheckpointError: If ``src`` is not understood.
     """
     src, dst = Path(src), Path(dst)
     if dst.exists() and dst.samefile(src):
-        raise ValueError(f'{dst} is the source itself: name another file to write')
+        raise UsageError(f'{dst} is the source itself: name another file to write')
     try:
         checkpoint = torch.load(src, map_location='cpu', weights_only=not trust)
     except OSError:
         raise
     except Exception as error:  # a damaged file fails in any way
         reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise ValueError(f'{src} is not a file of plain tensors: {reason[0]}') from error
-    try:
+        raise CheckpointError(f'{src} is not a file of plain tensors: {reason[0]}') from error
+    with in_context(str(src)):
         conversion = convert_state_dict(checkpoint)
-    except ValueError as error:
-        raise ValueError(f'{src}: {error}') from error
     meta = dict(
         source=conversion.source,
         backbone=conversion.backbone,
@@ -212,10 +211,12 @@ def _unwrap(checkpoint: Mapping) -> dict[str, Tensor]:
         if isinstance(checkpoint, Mapping) and isinstance(checkpoint.get(wrapper), Mapping):
             checkpoint = checkpoint[wrapper]
     if not isinstance(checkpoint, Mapping):
-        raise ValueError(f'expected a state dict but found a {type(checkpoint).__name__}')
+        raise CheckpointError(f'expected a state dict but found a {type(checkpoint).__name__}')
     others = [str(key) for key, value in checkpoint.items() if not isinstance(value, Tensor)]
     if others:
-        raise ValueError(f'expected a state dict of tensors but these are none: {_some(others)}')
+        raise CheckpointError(
+            f'expected a state dict of tensors but these are none: {_some(others)}'
+        )
     prefix = 'module.'
     while checkpoint and all(key.startswith(prefix) for key in checkpoint):
         checkpoint = {key[len(prefix) :]: value for key, value in checkpoint.items()}
@@ -262,7 +263,7 @@ def _backbone_of(source: str, state_dict: Mapping[str, Tensor]) -> dict:
         depth = depth if len(blocks) == 3 and len(set(blocks)) == 1 else None
         backbone = dict(type='GatedResNetCifar', depth=depth, gate=None)
     if depth is None:
-        raise ValueError(f'The stages have {blocks} blocks, but should have {choices}')
+        raise CheckpointError(f'The stages have {blocks} blocks, but should have {choices}')
     if source == 'fgc_cifar':
         hidden = [v.size(0) for k, v in state_dict.items() if k.endswith('.gate1.fc1.weight')]
         backbone['gate'] = dict(type='BinConcreteGate', hidden=hidden[0])
@@ -278,13 +279,13 @@ def _check(backbone: dict, state_dict: Mapping[str, Tensor]) -> None:
     # Files older than PyTorch 0.4.1 have no such counters.
     missing = [k for k in wanted if k not in given and not k.endswith('num_batches_tracked')]
     if missing:
-        raise ValueError(f'{len(missing)} keys of {backbone} are missing: {_some(missing)}')
+        raise CheckpointError(f'{len(missing)} keys of {backbone} are missing: {_some(missing)}')
     surplus = [key for key in given if key not in wanted]
     if surplus:
-        raise ValueError(f'{len(surplus)} keys are unknown to {backbone}: {_some(surplus)}')
+        raise CheckpointError(f'{len(surplus)} keys are unknown to {backbone}: {_some(surplus)}')
     wrong = [f'{k} {s} instead of {wanted[k]}' for k, s in given.items() if s != wanted[k]]
     if wrong:
-        raise ValueError(f'{len(wrong)} shapes do not fit {backbone}: {_some(wrong, 4)}')
+        raise CheckpointError(f'{len(wrong)} shapes do not fit {backbone}: {_some(wrong, 4)}')
     head = {key for key in state_dict if key.startswith('head.fc.')}
     if len(head) == 1:
-        raise ValueError(f'The classifier has only {head.pop()}, but needs weight and bias')
+        raise CheckpointError(f'The classifier has only {head.pop()}, but needs weight and bias')

@@ -12,6 +12,7 @@ from mmengine.model import Sequential
 from mmengine.registry import MODELS
 from torch import Tensor
 
+from ..errors import UsageError
 from .base import GatedBackbone
 from .block import GatedBlock, PlainLayer, RunLayer
 
@@ -63,7 +64,7 @@ class InvertedResidual(GatedBlock):
         super().__init__(with_cp=with_cp)
         self.use_res_connect = stride == 1 and in_channels == out_channels
         if expand_ratio == 1 and width not in (None, in_channels):
-            raise ValueError(
+            raise UsageError(
                 f'InvertedResidual: width={width} must be in_channels={in_channels} where nothing '
                 'is expanded'
             )
@@ -228,16 +229,16 @@ class GatedMobileNetV2(GatedBackbone):
     def _check_arguments(self) -> None:
         name, count = type(self).__name__, len(self.arch_settings)
         if self.stem_stride not in (1, 2):
-            raise ValueError(f'{name}: stem_stride={self.stem_stride} must be 1 or 2')
+            raise UsageError(f'{name}: stem_stride={self.stem_stride} must be 1 or 2')
         if len(self.strides) != count or any(stride not in (1, 2) for stride in self.strides):
-            raise ValueError(f'{name}: strides={self.strides} must be {count} values of 1 or 2')
+            raise UsageError(f'{name}: strides={self.strides} must be {count} values of 1 or 2')
         if len(self.dilations) != count or any(dilation < 1 for dilation in self.dilations):
-            raise ValueError(f'{name}: dilations={self.dilations} must be {count} values from 1')
+            raise UsageError(f'{name}: dilations={self.dilations} must be {count} values from 1')
         last = count if self.last_conv else count - 1
         if not self.out_indices or any(i not in range(last + 1) for i in self.out_indices):
-            raise ValueError(f'{name}: out_indices={self.out_indices} must be from 0 to {last}')
+            raise UsageError(f'{name}: out_indices={self.out_indices} must be from 0 to {last}')
         if self.frozen_stages not in range(-1, count + 1):
-            raise ValueError(
+            raise UsageError(
                 f'{name}: frozen_stages={self.frozen_stages} must be from -1 (none) to {count}'
             )
 

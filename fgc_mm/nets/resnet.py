@@ -14,6 +14,7 @@ from mmengine.model import Sequential
 from mmengine.registry import MODELS
 from torch import Tensor
 
+from ..errors import UsageError
 from .base import GatedBackbone
 from .block import GatedBlock, PlainLayer
 from .resnet_blocks import BasicBlock, Bottleneck
@@ -113,7 +114,7 @@ class GatedResNet(GatedBackbone):
     ) -> None:
         super().__init__(**kwargs)
         if base_channels < 1:
-            raise ValueError(
+            raise UsageError(
                 f'{type(self).__name__}: base_channels={base_channels} must be at least 1'
             )
         self._check(depth, num_stages, strides, dilations, out_indices, style, dcn, plugins)
@@ -140,7 +141,7 @@ class GatedResNet(GatedBackbone):
             block.gateable_convs,
         )
         if multi_grid is not None and len(multi_grid) < self.stage_blocks[-1]:
-            raise ValueError(
+            raise UsageError(
                 f'{type(self).__name__}: multi_grid={tuple(multi_grid)} must have a dilation for '
                 f'each of the {self.stage_blocks[-1]} blocks of the last stage'
             )
@@ -180,28 +181,28 @@ class GatedResNet(GatedBackbone):
     ) -> None:
         name = type(self).__name__
         if depth not in self.arch_settings:
-            raise ValueError(f'{name}: depth={depth!r} must be one of {list(self.arch_settings)}')
+            raise UsageError(f'{name}: depth={depth!r} must be one of {list(self.arch_settings)}')
         if num_stages not in range(1, 5):
-            raise ValueError(f'{name}: num_stages={num_stages} must be 1, 2, 3 or 4')
+            raise UsageError(f'{name}: num_stages={num_stages} must be 1, 2, 3 or 4')
         for key, value in (('strides', strides), ('dilations', dilations)):
             if len(value) != num_stages:
-                raise ValueError(
+                raise UsageError(
                     f'{name}: {key}={tuple(value)} must have num_stages={num_stages} values'
                 )
         if not out_indices or any(i not in range(num_stages) for i in out_indices):
-            raise ValueError(
+            raise UsageError(
                 f'{name}: out_indices={tuple(out_indices)} must be some of '
                 f'{tuple(range(num_stages))}'
             )
         if self.frozen_stages not in range(-1, num_stages + 1):
-            raise ValueError(
+            raise UsageError(
                 f'{name}: frozen_stages={self.frozen_stages} must be within -1 and {num_stages}'
             )
         if style not in ('pytorch', 'caffe'):
-            raise ValueError(f"{name}: style={style!r} must be 'pytorch' or 'caffe'")
+            raise UsageError(f"{name}: style={style!r} must be 'pytorch' or 'caffe'")
         for key, cfg in (('dcn', dcn), ('plugins', plugins)):
             if cfg is not None:
-                raise ValueError(
+                raise UsageError(
                     f'{name}: {key}={cfg!r} is not supported in a gated block; leave it None'
                 )
 

@@ -11,6 +11,7 @@ from mmcv.cnn import build_conv_layer, build_norm_layer
 from mmcv.cnn.bricks import DropPath
 from torch import Tensor
 
+from ..errors import UsageError
 from .block import GatedBlock, InitCfg, PlainLayer, RunLayer
 
 
@@ -78,7 +79,7 @@ class BasicBlock(GatedBlock):
     ) -> None:
         super().__init__(with_cp=with_cp, init_cfg=init_cfg)
         if expansion != 1:
-            raise ValueError(f'expansion={expansion} must be 1 for a BasicBlock (depth 18, 34)')
+            raise UsageError(f'expansion={expansion} must be 1 for a BasicBlock (depth 18, 34)')
         width = (widths or {}).get('conv1') or planes
         self.norm1_name, norm1 = build_norm_layer(norm_cfg, width, postfix=1)
         self.norm2_name, norm2 = build_norm_layer(norm_cfg, planes, postfix=2)

@@ -14,6 +14,7 @@ from mmengine.model import Sequential
 from mmengine.registry import MODELS
 from torch import Tensor
 
+from ..errors import UsageError
 from .base import GatedBackbone
 from .block import GatedBlock, PlainLayer, RunLayer
 
@@ -115,9 +116,9 @@ class CifarBackbone(GatedBackbone):
         super().__init__(**kwargs)
         name, count = type(self).__name__, len(self.stages)
         if not out_indices or any(index not in range(count) for index in out_indices):
-            raise ValueError(f'{name}: out_indices={out_indices} must be some of (0, 1, 2)')
+            raise UsageError(f'{name}: out_indices={out_indices} must be some of (0, 1, 2)')
         if self.frozen_stages not in range(-1, count + 1):
-            raise ValueError(
+            raise UsageError(
                 f'{name}: frozen_stages={self.frozen_stages} must be from -1 (none) to {count}'
             )
         self.out_indices = tuple(out_indices)
@@ -228,7 +229,7 @@ class GatedResNetCifar(CifarBackbone):
     ) -> None:
         if depth not in self.arch_settings:
             choices = ', '.join(map(str, self.arch_settings))
-            raise ValueError(f'GatedResNetCifar: depth={depth} must be one of {choices}')
+            raise UsageError(f'GatedResNetCifar: depth={depth} must be one of {choices}')
         width = base_channels
         channels = (width, width, 2 * width, 4 * width)
         super().__init__(

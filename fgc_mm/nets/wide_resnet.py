@@ -11,6 +11,7 @@ from mmcv.cnn import build_conv_layer, build_norm_layer
 from mmengine.registry import MODELS
 from torch import Tensor
 
+from ..errors import UsageError
 from .block import GatedBlock, RunLayer
 from .resnet_cifar import CifarBackbone
 
@@ -117,13 +118,13 @@ class GatedWideResNet(CifarBackbone):
         **kwargs: Any,
     ) -> None:
         if depth < 10 or (depth - 4) % 6:
-            raise ValueError(
+            raise UsageError(
                 f'GatedWideResNet: depth={depth} must be 6 n + 4, such as 10, 16, 22, 28 or 40'
             )
         if int(16 * widen_factor) < 1:
-            raise ValueError(f'GatedWideResNet: widen_factor={widen_factor} must be at least 1/16')
+            raise UsageError(f'GatedWideResNet: widen_factor={widen_factor} must be at least 1/16')
         if not 0 <= dropout < 1:
-            raise ValueError(f'GatedWideResNet: dropout={dropout} must be within [0, 1)')
+            raise UsageError(f'GatedWideResNet: dropout={dropout} must be within [0, 1)')
         # Needed by make_block, before nn.Module is set up: plain numbers only.
         self.depth = depth
         self.widen_factor = widen_factor

@@ -1,13 +1,16 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
-"""Which argument of a class has the wrong type, found after building it failed."""
+"""Which arguments a class does not have, or has of another type."""
 
 from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from .messages import did_you_mean, shortened
+
+_MOST_NAMES = 25
 _WORDS: dict[Any, str] = {
     int: 'a whole number',
     float: 'a number',
@@ -17,37 +20,31 @@ _WORDS: dict[Any, str] = {
 }
 
 
-def wrong_types(cls: type, arguments: Mapping[str, Any]) -> list[str]:
-    """Arguments whose values are not what the constructor's type hints say.
+def argument_faults(what: Callable, arguments: Mapping[str, Any], key: str) -> list[str]:
+    """Arguments that a class does not have or, if it is one of ours, of another type.
+
+    Nothing is said where a class may take more than can be seen.
 
     Args:
-        cls (type): A class; arguments that it hands on to its bases are found there.
-        arguments (Mapping): What it was given.
+        what (Callable): The class, or a method.
+        arguments (Mapping): Some of its arguments.
+        key (str): Where they stand in the config.
 
     Returns:
-        list[str]: ``key=value must be ...`` for each; none without type hints.
+        list[str]: A message for each.
     """
-    hints = _hints(cls)
-    return [
-        f'{key}={value!r} must be {describe(hints[key])}'
-        for key, value in arguments.items()
-        if key in hints and not fits(value, hints[key])
-    ]
-
-
-def check_types(cls: type, arguments: Mapping[str, Any]) -> None:
-    """See that arguments have the types of a class's hints.
-
-    Args:
-        cls (type): The class.
-        arguments (Mapping): Some of its arguments.
-
-    Raises:
-        ValueError: Naming the class and those that have not.
-    """
-    wrong = wrong_types(cls, arguments)
-    if wrong:
-        raise ValueError(f'{cls.__name__}: {"; ".join(wrong)}')
+    known, closed = _parameters(what)
+    faults = {}
+    for name, value in arguments.items():
+        if name in known:
+            hint = _hints(known[name]).get(name, Any) if _is_ours(known[name]) else Any
+            if not fits(value, hint):
+                faults[name] = f' must be {describe(hint)}'
+        elif closed:
+            choice = f'; it has {", ".join(list(known)[:_MOST_NAMES])}' if known else ''
+            near = did_you_mean(name, known) or choice
+            faults[name] = f': {what.__name__} has no argument {name!r}{near}'
+    return [f'{key}.{n}={shortened(repr(arguments[n]), 80)}{text}' for n, text in faults.items()]
 
 
 def fits(value: Any, hint: Any) -> bool:
@@ -95,19 +92,31 @@ def describe(hint: Any) -> str:
     return getattr(kind, '__name__', str(kind))
 
 
-def _hints(cls: type) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for base in cls.__mro__:
-        init = vars(base).get('__init__')
+def _parameters(what: Any) -> tuple[dict[str, Callable], bool]:
+    """Name -> constructor of all arguments, those handed on to bases too, and if these are all."""
+    found: dict[str, Callable] = {}
+    inits = [vars(base).get('__init__') for base in getattr(what, '__mro__', ())]
+    for init in inits or [what]:
         if not inspect.isfunction(init):
             continue
-        try:
-            hints = get_type_hints(init)
-        except Exception:  # names that exist for type checkers only
-            continue
-        for name, hint in hints.items():
-            found.setdefault(name, hint)
-        parameters = inspect.signature(init).parameters.values()
-        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            break  # nothing is handed on
-    return found
+        parameters = list(inspect.signature(init).parameters.values())[1:]
+        kinds = {parameter.kind for parameter in parameters}
+        for parameter in parameters:
+            if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+                found.setdefault(parameter.name, init)
+        if inspect.Parameter.VAR_KEYWORD not in kinds:
+            return found, True
+        if not _is_ours(init):  # may take some out, or drop them
+            break
+    return found, False
+
+
+def _is_ours(init: Callable) -> bool:
+    return init.__module__.startswith('fgc_mm.')
+
+
+def _hints(init: Callable) -> dict[str, Any]:
+    try:
+        return get_type_hints(init)
+    except Exception:  # names that exist for type checkers only
+        return {}

@@ -16,6 +16,7 @@ from typing import Any, Optional
 import torch
 from mmengine.dist import barrier, is_main_process
 
+from ..errors import CheckpointError
 from ..files import finish, partial_path
 from .work_dir_paths import is_inside
 
@@ -84,7 +85,9 @@ def find_companion(
 def _finish(path: str, token: str) -> None:
     """Name a companion whose checkpoint got its own name just before a kill."""
     if os.path.isfile(partial_path(path)):
-        with contextlib.suppress(ValueError):  # one that is not complete is not of this checkpoint
+        with contextlib.suppress(
+            CheckpointError
+        ):  # one that is not complete is not of this checkpoint
             if read_companion(partial_path(path)).get('token') == token:
                 finish(path)
 
@@ -93,12 +96,12 @@ def read_companion(path: str) -> dict[str, Any]:
     """Read a companion, mapped into memory, not copied.
 
     Raises:
-        ValueError: If the file is damaged or something else.
+        CheckpointError: If the file is damaged or something else.
     """
     try:
         content = torch.load(path, map_location='cpu', mmap=True, weights_only=True)
     except Exception as error:
-        raise ValueError(f'{path}, of a checkpoint, cannot be read: {error}') from error
+        raise CheckpointError(f'{path}, of a checkpoint, cannot be read: {error}') from error
     if not isinstance(content, dict) or 'token' not in content:
-        raise ValueError(f'{path} is nothing that belongs to a checkpoint: it has no token')
+        raise CheckpointError(f'{path} is nothing that belongs to a checkpoint: it has no token')
     return content

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from pathlib import Path
 
@@ -12,17 +11,12 @@ from mmengine.config import Config
 from ..errors import UsageError
 from .checkpoint_file import checkpoint_fault
 from .config_scopes import find_config
-from .mistakes import sentence
+from .messages import did_you_mean, sentence
 
 
 def config_path(name: str) -> str:
     """The path of a config that may be named as in ``_base_``, with ``package::`` before it."""
-    if '::' not in name:
-        return name
-    try:
-        return str(find_config(name))
-    except ValueError as error:
-        raise UsageError(str(error)) from error
+    return str(find_config(name)) if '::' in name else name
 
 
 def read_config(path: str) -> Config:
@@ -49,11 +43,8 @@ def read_config(path: str) -> Config:
 
 
 def _suggestion(path: Path) -> str:
-    known = {p.stem: p for p in Path('configs').rglob('*.py')} if Path('configs').is_dir() else {}
-    near = difflib.get_close_matches(path.stem, known, n=3)
-    if near:
-        return '; did you mean ' + ' or '.join(str(known[name]) for name in near) + '?'
-    return '; the ones that come with fgc_mm are under configs/'
+    near = did_you_mean(str(path), map(str, Path('configs').rglob('*.py')))
+    return near or '; the ones that come with fgc_mm are under configs/'
 
 
 def existing(checkpoint: str) -> str:

@@ -11,6 +11,7 @@ from mmengine.config import Config
 from mmengine.config import utils as config_utils
 from mmengine.utils import get_installed_path
 
+from ..errors import UsageError
 from ..tasks import scopes
 
 SCOPE = 'fgc_mm'
@@ -63,11 +64,11 @@ def find_config(name: str) -> Path:
         name (str): Its name as in ``_base_``: ``mmdet::folder/name.py``.
 
     Raises:
-        ValueError: If the package is not installed.
+        UsageError: If the package is not installed.
     """
     scope, _, path = name.partition('::')
     package = config_utils.MODULE2PACKAGE.get(scope, scope)
     try:
         return Path(get_installed_path(package), '.mim', 'configs', path)
     except Exception as error:  # of a kind that depends on mmengine's version
-        raise ValueError(f'config {name}: {scope} is not installed') from error
+        raise UsageError(f'config {name}: {scope} is not installed') from error

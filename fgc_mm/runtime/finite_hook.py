@@ -16,7 +16,7 @@ from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 from torch import Tensor
 
-from ..errors import NonFiniteError
+from ..errors import NonFiniteError, UsageError
 from .finite_search import (
     all_finite,
     bad_pictures,
@@ -72,9 +72,9 @@ class FiniteHook(Hook):
 
     def __init__(self, action: str = 'stop', max_skips: int = 10) -> None:
         if action not in ACTIONS:
-            raise ValueError(f'FiniteHook: action={action!r} must be one of {", ".join(ACTIONS)}')
+            raise UsageError(f'FiniteHook: action={action!r} must be one of {", ".join(ACTIONS)}')
         if isinstance(max_skips, bool) or not isinstance(max_skips, int) or max_skips < 0:
-            raise ValueError(
+            raise UsageError(
                 f'FiniteHook: max_skips={max_skips!r} must be a whole number of batches, 0 or more'
             )
         self.action = action

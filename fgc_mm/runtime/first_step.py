@@ -5,19 +5,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Optional
 
+import torch.nn as nn
 from mmengine.config import Config
 from mmengine.dist import is_main_process
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 
 from ..datasets import check_boxes, dataset_fault, name_broken_pictures
 from ..errors import DataError, UsageError
 from .class_fit import check_classes
-from .mistakes import explained
+from .messages import explained, shortened
+from .task_model import unwrap
 
 _SUBJECTS = {
     'start': 'the run cannot start',
@@ -56,7 +61,7 @@ class KeptConfig:
             runner.dump_config()
 
 
-class _Phases(Hook):
+class _FirstSteps(Hook):
     """Knows what a runner is doing, and what it has done once without failing.
 
     It is asked first of all hooks, so what another one does at the same point
@@ -72,10 +77,17 @@ class _Phases(Hook):
         self.config = config
         self.now = 'start'
         self.done: set[str] = set()
+        self.running: list[nn.Module] = []  # each inside the one before
+        self.handles: list[Any] = []
 
     def before_train_iter(self, runner: Runner, *args: Any, **kwargs: Any) -> None:
         if self.now == 'train':  # the second step: the first one is through
             self._through('train', runner)
+        elif 'train' not in self.done and not runner.cfg.get('compile'):
+            self.handles = [
+                register_module_forward_pre_hook(lambda layer, _: self.running.append(layer)),
+                register_module_forward_hook(lambda *_: self._leave()),
+            ]
         self.now = 'train'
 
     def before_val(self, runner: Runner) -> None:
@@ -99,48 +111,68 @@ class _Phases(Hook):
         if not self.done:
             self.config.replace(runner)
         self.done.add(phase)
+        self._forget_layers()
+
+    def _leave(self) -> None:
+        self.running.pop()
+
+    def _forget_layers(self) -> None:
+        for handle in self.handles:
+            handle.remove()
+        self.running, self.handles = [], []
+
+    def _layer(self, runner: Runner) -> str:
+        """The innermost layer that runs, for a message; '' if it is none of the model's."""
+        for name, layer in unwrap(runner.model).named_modules():
+            if name and layer in self.running[-1:]:
+                return f' in {name}: {shortened(repr(layer), 100)}'
+        return ''
+
+    def explaining(self, runner: Runner, method: Callable[[], Any]) -> Callable[[], Any]:
+        """A method of the runner whose first errors are one message."""
+
+        def call() -> Any:
+            try:
+                return method()
+            except Exception as error:
+                if self.now in self.done:
+                    raise
+                with explained(_SUBJECTS[self.now] + self._layer(runner)):
+                    raise error
+            finally:
+                self._forget_layers()
+
+        return call
 
 
-def guard(runner: Runner, config: KeptConfig) -> None:
+def watch_first_steps(runner: Runner, config: KeptConfig) -> None:
     """Let a runner tell what is wrong with its config in one message.
 
     What fails before and in the first training step, the first validation or the
     test comes from the config or the data far more often than from the code.
     Errors of later steps pass as they are. Datasets name the file of a broken
-    picture or annotation.
+    picture or annotation, and a checkpoint that cannot be loaded is named.
 
     Args:
         runner (Runner): The runner, just built.
         config (KeptConfig): The config in the work dir before it was.
     """
     config.put_back()
-    phases = _Phases(config)
-    runner.register_hook(phases)
-
-    def guarded(method: Callable[[], Any]) -> Callable[[], Any]:
-        def call() -> Any:
-            with _explained_until(phases):
-                return method()
-
-        return call
-
+    steps = _FirstSteps(config)
+    runner.register_hook(steps)
     for name in ('train', 'val', 'test'):
-        setattr(runner, name, guarded(getattr(runner, name)))
-    _guard_data(runner)
+        setattr(runner, name, steps.explaining(runner, getattr(runner, name)))
+    load = runner.load_or_resume
+
+    def load_or_resume() -> None:
+        with explained(f'checkpoint {runner._load_from} cannot be used'):
+            load()
+
+    runner.load_or_resume = load_or_resume  # type: ignore[method-assign]
+    _name_data_faults(runner)
 
 
-@contextmanager
-def _explained_until(phases: _Phases) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        if phases.now in phases.done:
-            raise
-        with explained(_SUBJECTS[phases.now]):
-            raise error
-
-
-def _guard_data(runner: Runner) -> None:
+def _name_data_faults(runner: Runner) -> None:
     build, ignored = runner.build_dataloader, {255, *_ignored(runner.cfg.get('model'))}
 
     def build_dataloader(dataloader: Any, *args: Any, **kwargs: Any) -> Any:

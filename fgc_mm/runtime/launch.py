@@ -4,21 +4,21 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from typing import Any, Optional
+from typing import Optional
 
 from mmengine.config import Config, ConfigDict
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
 from ..datasets import check_dataset_paths, ensure_demo_data
-from ..errors import UsageError
+from ..errors import FgcError, UsageError
 from ..files import check_folder
 from ..tasks import TASKS, task_of, task_of_hook
+from .config_check import check_config
 from .cpu_processes import prepare_distributed
 from .finite_hook import FiniteHook
-from .first_step import KeptConfig, guard
-from .mistakes import explained
+from .first_step import KeptConfig, watch_first_steps
+from .messages import explained
 from .resume_point import go_on
 from .run_settings import check_run_settings
 from .safe_checkpoint_hook import DISK_FULL
@@ -30,49 +30,34 @@ def prepare(cfg: Config, splits: tuple[str, ...]) -> None:
     """Everything between the config and the Runner: weights, data, processes, defaults."""
     check_run_settings(cfg)
     check_folder(cfg.get('work_dir', 'work_dirs'), '--work-dir')
+    with explained('the config cannot be built'):
+        check_config(cfg, splits)
     if splits and cfg.get(f'{splits[0]}_dataloader') is None:
         raise UsageError(f'the config has no {splits[0]}_dataloader to take pictures from')
     lacking = []
-    if 'train' in splits:
-        lacking += _what_lacks(prepare_weights, cfg)
-    lacking += _what_lacks(prepare_data, cfg, splits)
+    for step in (prepare_weights, prepare_data) if 'train' in splits else (prepare_data,):
+        try:
+            step(cfg, splits)
+        except FgcError as error:  # weights and data are told together
+            lacking.append(str(error))
     if lacking:
         raise UsageError('\n'.join(lacking))
     fill_dataloader_defaults(cfg)
     prepare_distributed(cfg)
 
 
-def _what_lacks(step: Callable[..., None], *args: Any) -> list[str]:
-    """What a step has to complain about: weights and data are told together."""
-    try:
-        step(*args)
-    except UsageError as error:
-        return [str(error)]
-    return []
-
-
-def prepare_weights(cfg: Config) -> None:
+def prepare_weights(cfg: Config, splits: tuple[str, ...]) -> None:
     """See that the weights a training starts from are there."""
     if cfg.get('resume') and cfg.get('load_from') is None:
         go_on(cfg)
-    try:
-        check_start_weights(cfg)
-    except (FileNotFoundError, ValueError) as error:
-        raise UsageError(str(error)) from error
+    check_start_weights(cfg)
 
 
 def prepare_data(cfg: Config, splits: tuple[str, ...]) -> None:
     """Build the demo data if the config asks for it, and see that the data is there."""
-    demo = cfg.get('demo_data')
-    if demo:
-        try:
-            ensure_demo_data(**demo)
-        except ImportError as error:
-            raise UsageError(str(error)) from error
-    try:
-        check_dataset_paths(cfg, splits)
-    except FileNotFoundError as error:
-        raise UsageError(str(error)) from error
+    if cfg.get('demo_data'):
+        ensure_demo_data(**cfg.demo_data)
+    check_dataset_paths(cfg, splits)
 
 
 def fill_dataloader_defaults(cfg: Config) -> None:
@@ -124,7 +109,7 @@ def build_runner(cfg: Config) -> Runner:
                 'name another by --work-dir'
             ) from error
         raise
-    guard(runner, kept)
+    watch_first_steps(runner, kept)
     runner.register_hook(WorkDirHook())
     if not any(isinstance(hook, FiniteHook) for hook in runner.hooks):
         runner.register_hook(FiniteHook())

@@ -16,6 +16,7 @@ import torch
 from mmengine.runner import CheckpointLoader
 from torch import Tensor
 
+from ..errors import CheckpointError, UsageError, in_context
 from ..files import write_files
 
 _META = ('cfg', 'dataset_meta', 'epoch', 'iter', 'experiment_name', 'seed', 'mmengine_version')
@@ -43,10 +44,10 @@ def published(checkpoint: Mapping[str, Any], no_ema: bool = False) -> dict[str, 
     state = checkpoint.get('state_dict', checkpoint)
     weights = OrderedDict((key, value) for key, value in state.items() if isinstance(value, Tensor))
     if not weights:
-        raise ValueError('it holds no weights: neither a `state_dict` nor tensors of its own')
+        raise CheckpointError('it holds no weights: neither a `state_dict` nor tensors of its own')
     if no_ema:
         if 'ema_state_dict' not in checkpoint:
-            raise ValueError('--no-ema: it has no `ema_state_dict`, nothing was averaged')
+            raise UsageError('--no-ema: it has no `ema_state_dict`, nothing was averaged')
         for key, value in checkpoint['ema_state_dict'].items():
             if key.startswith('module.'):
                 weights[key[len('module.') :]] = value
@@ -72,7 +73,7 @@ def publish(source: Union[str, Path], target: Union[str, Path], no_ema: bool = F
         Path: The file written.
 
     Raises:
-        ValueError: If the checkpoint cannot be read or holds no weights.
+        CheckpointError: If the checkpoint cannot be read or holds no weights.
     """
     target = Path(target)
     # Not with_suffix: names like resnet18_lr0.1 have dots.
@@ -86,13 +87,11 @@ def publish(source: Union[str, Path], target: Union[str, Path], no_ema: bool = F
     except FileNotFoundError:
         raise
     except Exception as error:
-        raise ValueError(f'{source} cannot be read as a checkpoint: {error}') from error
+        raise CheckpointError(f'{source} cannot be read as a checkpoint: {error}') from error
     if not isinstance(checkpoint, Mapping):
-        raise ValueError(f'{source} holds a {type(checkpoint).__name__}, not a checkpoint')
-    try:
+        raise CheckpointError(f'{source} holds a {type(checkpoint).__name__}, not a checkpoint')
+    with in_context(str(source)):
         content = published(checkpoint, no_ema)
-    except ValueError as error:
-        raise ValueError(f'{source}: {error}') from error
     buffer = io.BytesIO()
     torch.save(content, buffer)
     digits = hashlib.sha256(buffer.getbuffer()).hexdigest()[:8]

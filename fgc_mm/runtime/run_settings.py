@@ -13,7 +13,7 @@ from mmengine.config import Config
 from ..errors import UsageError
 from ..tasks import scopes
 from .argument_types import describe, fits
-from .mistakes import did_you_mean
+from .messages import did_you_mean
 
 _TOGETHER = (
     ('train_dataloader', 'train_cfg', 'optim_wrapper'),

@@ -21,6 +21,7 @@ from mmengine.runner.checkpoint import (
     get_torchvision_models,
 )
 
+from ..errors import CheckpointError, UsageError
 from .checkpoint_file import checkpoint_fault
 
 _SECONDS = 15
@@ -39,8 +40,8 @@ def check_start_weights(cfg: Config) -> None:
         cfg (Config): The config of a training.
 
     Raises:
-        FileNotFoundError: Naming each that is missing, and what to do.
-        ValueError: If a file cannot be a checkpoint.
+        UsageError: Naming each that is missing, and what to do.
+        CheckpointError: If a file cannot be a checkpoint.
     """
     problems = []
     for key, path in _start_weights(cfg):
@@ -51,12 +52,12 @@ def check_start_weights(cfg: Config) -> None:
         else:
             fault = checkpoint_fault(path)
             if fault is not None:
-                raise ValueError(f'{key}: {fault}')
+                raise CheckpointError(f'{key}: {fault}')
             problem = None
         if problem is not None:
             problems.append(problem)
     if problems:
-        raise FileNotFoundError('\n'.join(problems))
+        raise UsageError('\n'.join(problems))
 
 
 def _start_weights(cfg: Config) -> Iterator[tuple[str, str]]:

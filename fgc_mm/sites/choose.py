@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Union
 
-from ..errors import UsageError
+from ..errors import UsageError, in_context
 from ..gates import match_blocks
 from .site import Site
 
@@ -37,10 +37,8 @@ def choose(sites: Sequence[Site], wanted: Choice, stem: Sequence[str] = ()) -> l
         elif item in names:
             chosen.add(str(item))
         elif body:
-            try:
+            with in_context('', f', or a site: {", ".join(sorted(names))}'):
                 found = match_blocks(item, blocks, 'sites')
-            except ValueError as error:
-                raise UsageError(f'{error}, or a site: {", ".join(sorted(names))}') from None
             chosen.update(site.name for site in body if site.source in found)
     if not chosen:
         raise UsageError(f'sites={wanted!r} chooses no site; there are {", ".join(sorted(names))}')

@@ -12,6 +12,7 @@ from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 from torch import Tensor
 
+from ..errors import UsageError
 from ..gates import Gate
 from ..runtime import unwrap
 from .beta import beta_cdf
@@ -62,13 +63,11 @@ class BatchShapingHook(GateLossHook):
     ) -> None:
         super().__init__(log_interval)
         if not (a > 0 and b > 0):
-            raise ValueError(f'BatchShapingHook: a={a} and b={b} must both be positive')
+            raise UsageError(f'BatchShapingHook: a={a} and b={b} must both be positive')
         if gather not in (None, 'ranks'):
-            raise ValueError(f"BatchShapingHook: gather={gather!r} must be 'ranks' or None")
-        if not isinstance(history, int) or history < 0:
-            raise ValueError(
-                f'BatchShapingHook: history={history!r} must be a number of batches, 0 or more'
-            )
+            raise UsageError(f"BatchShapingHook: gather={gather!r} must be 'ranks' or None")
+        if history < 0:
+            raise UsageError(f'BatchShapingHook: history={history!r} must be 0 or more')
         self.zeta = build_schedule(zeta, 'BatchShapingHook: zeta')
         self._zeta = self.zeta
         self.a = a

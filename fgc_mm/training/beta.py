@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ..errors import UsageError
+
 
 def beta_cdf(x: Tensor, a: float, b: float) -> Tensor:
     """Regularized incomplete beta function ``I_x(a, b)``, differentiable in x.
@@ -34,7 +36,7 @@ def beta_cdf(x: Tensor, a: float, b: float) -> Tensor:
         tensor([0.0000, 0.5000, 1.0000])
     """
     if not (a > 0 and b > 0):
-        raise ValueError(f'a={a} and b={b} must both be positive')
+        raise UsageError(f'a={a} and b={b} must both be positive')
     return _BetaCDF.apply(x, float(a), float(b))
 
 

@@ -35,7 +35,7 @@ class DensityHook(Hook):
     def __init__(self, epochs: float = 1) -> None:
         number = isinstance(epochs, (int, float)) and not isinstance(epochs, bool)
         if not number or not 0 <= epochs < math.inf:
-            raise ValueError(
+            raise UsageError(
                 f'DensityHook: epochs={epochs!r} must be a number of epochs, 0 or more'
             )
         # The share of the way that is left.

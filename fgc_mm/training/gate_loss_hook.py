@@ -46,11 +46,8 @@ class GateLossHook(Hook):
     loss_name = 'loss_gate'
 
     def __init__(self, log_interval: int = 50) -> None:
-        if not isinstance(log_interval, int) or log_interval < 1:
-            raise ValueError(
-                f'{type(self).__name__}: log_interval={log_interval!r} must be a whole number of '
-                'iterations, at least 1'
-            )
+        if log_interval < 1:
+            raise UsageError(f'{type(self).__name__}: log_interval={log_interval} must be > 0')
         self.log_interval = log_interval
         self._gates: dict[str, Gate] = {}
         self._attached = Attachments()
@@ -151,7 +148,7 @@ class GateLossHook(Hook):
         if forward_argument('mode', args, kwargs) != 'loss' or not isinstance(losses, dict):
             return None
         if self.loss_name in losses:
-            raise ValueError(
+            raise UsageError(
                 f'{type(self).__name__}: the losses already have {self.loss_name!r}; list the hook '
                 'once in custom_hooks'
             )

@@ -10,6 +10,7 @@ from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 from torch import Tensor
 
+from ..errors import UsageError
 from ..gates import Gate
 from ..macs import BackboneShare
 from ..runtime import unwrap
@@ -44,7 +45,7 @@ class L0Hook(GateLossHook):
     ) -> None:
         super().__init__(log_interval)
         if cost not in ('channels', 'macs'):
-            raise ValueError(f"L0Hook: cost={cost!r} must be 'channels' or 'macs'")
+            raise UsageError(f"L0Hook: cost={cost!r} must be 'channels' or 'macs'")
         self.rho = build_schedule(rho, 'L0Hook: rho')
         self._rho = self.rho
         self.cost = cost

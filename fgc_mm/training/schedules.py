@@ -14,6 +14,7 @@ from mmengine.runner import EpochBasedTrainLoop, Runner
 from torch.utils.data import DataLoader
 
 from ..datasets import count_instances
+from ..errors import UsageError
 
 ScheduleCfg = Union[int, float, Mapping[str, Any]]
 BUDGET = 'budget'
@@ -47,14 +48,14 @@ class Schedule:
             key (str): What the value is called in the config, for errors.
 
         Raises:
-            ValueError: If there is no BudgetHook to wait for.
+            UsageError: If there is no BudgetHook to wait for.
         """
         if BUDGET not in (self.start, self.end):
             return self
         # Any hook that says when it is done; BudgetHook does.
         reached = [hook.reached_at(runner) for hook in runner.hooks if hasattr(hook, 'reached_at')]
         if not reached:
-            raise ValueError(
+            raise UsageError(
                 f"{key}: 'budget' waits for a BudgetHook, and custom_hooks have none; add "
                 "dict(type='BudgetHook', target=...), or give an epoch instead"
             )
@@ -66,7 +67,7 @@ class Schedule:
     def at(self, epoch: float) -> float:
         """The value at an epoch, which may be fractional."""
         if isinstance(self.start, str) or isinstance(self.end, str):
-            raise ValueError(f'{self}: call settled() first')
+            raise UsageError(f'{self}: call settled() first')
         if epoch >= self.end:
             return self.value
         if epoch <= self.start:
@@ -92,7 +93,7 @@ def build_schedule(cfg: ScheduleCfg, key: str) -> Schedule:
         key (str): What the value is called in the config, for errors.
 
     Raises:
-        ValueError: If it is neither, or negative: a loss with a negative weight
+        UsageError: If it is neither, or negative: a loss with a negative weight
             would be driven up.
 
     Returns:
@@ -106,7 +107,7 @@ def build_schedule(cfg: ScheduleCfg, key: str) -> Schedule:
         allowed, needed = ('start', 'end', 'value', 'begin'), ['start', 'end', 'value']
         if cfg.get('start') == BUDGET:
             if 'end' in cfg:
-                raise ValueError(
+                raise UsageError(
                     f"{key}={dict(cfg)!r}: with start='budget' the value rises within one epoch; "
                     'leave end out'
                 )
@@ -115,7 +116,7 @@ def build_schedule(cfg: ScheduleCfg, key: str) -> Schedule:
         missing = [name for name in needed if name not in cfg]
         if unknown or missing:
             what = f'has no key {unknown[0]!r}' if unknown else f'lacks the key {missing[0]!r}'
-            raise ValueError(
+            raise UsageError(
                 f'{key}={dict(cfg)!r}: a schedule {what}; write a number or '
                 f'dict(start=..., end=..., value=...) and, if not 0, begin=...'
             )
@@ -129,7 +130,7 @@ def build_schedule(cfg: ScheduleCfg, key: str) -> Schedule:
         first = 0.0 if isinstance(schedule.start, str) else schedule.start
         last = first if isinstance(schedule.end, str) or 'start' in named else schedule.end
         if not 0 <= first <= last:
-            raise ValueError(
+            raise UsageError(
                 f'{key}: start={cfg["start"]} and end={cfg["end"]} must be epochs with '
                 '0 <= start <= end'
             )
@@ -142,12 +143,12 @@ _LEAST = dict(value=0.0, begin=0.0)
 
 def _number(value: Any, key: str, least: Optional[float]) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ValueError(
+        raise UsageError(
             f'{key}={value!r} must be a finite number, or for a whole schedule '
             'dict(start=..., end=..., value=...)'
         )
     if least is not None and value < least:
-        raise ValueError(f'{key}={value!r} must be {least:g} or more')
+        raise UsageError(f'{key}={value!r} must be {least:g} or more')
     return float(value)
 
 
@@ -174,14 +175,14 @@ def epochs_seen(runner: Runner, iteration: Optional[float] = None) -> float:
         return iteration / len(loader) * _repeats(loader)
     batch_size = loader.batch_size or getattr(loader.batch_sampler, 'batch_size', None)
     if batch_size is None:
-        raise ValueError(
+        raise UsageError(
             f'{type(loader.batch_sampler).__name__} tells no batch_size, so epochs cannot be '
             'counted; give it that attribute'
         )
     try:
         items = len(loader.dataset)
     except TypeError as error:
-        raise ValueError(
+        raise UsageError(
             f'{type(loader.dataset).__name__} has no length, so epochs cannot be counted; give '
             'constant values instead of schedules'
         ) from error

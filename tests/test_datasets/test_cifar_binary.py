@@ -7,6 +7,7 @@ import pytest
 from mmengine.registry import DATASETS, init_default_scope
 
 from fgc_mm.datasets import CIFARBinary
+from fgc_mm.errors import DataError
 
 
 def write(path: Path, labels: list[tuple[int, ...]], images: np.ndarray) -> None:
@@ -114,7 +115,7 @@ def test_missing_folder_says_where_to_put_what(tmp_path):
 @pytest.mark.parametrize('size', [0, 3072, 2 * 3073 - 1])
 def test_truncated_file_is_named_with_sizes(tmp_path, size):
     (tmp_path / 'data_batch_1.bin').write_bytes(bytes(size))
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(DataError) as caught:
         CIFARBinary(str(tmp_path))
     message = str(caught.value)
     assert f'data_batch_1.bin has {size} bytes' in message and '30730000' in message
@@ -122,7 +123,7 @@ def test_truncated_file_is_named_with_sizes(tmp_path, size):
 
 def test_wrong_variant_and_foreign_labels_are_refused(tmp_path):
     write(tmp_path / 'test_batch.bin', [(2,), (10,)], pictures(2))
-    with pytest.raises(ValueError, match='label 10 in picture 1, but cifar10 has 10 classes'):
+    with pytest.raises(DataError, match='label 10 in picture 1, but cifar10 has 10 classes'):
         CIFARBinary(str(tmp_path), split='test')
     with pytest.raises(ValueError, match="split='val' must be train or test"):
         CIFARBinary(str(tmp_path), split='val')

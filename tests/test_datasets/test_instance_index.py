@@ -270,7 +270,7 @@ class Plain(torch.utils.data.Dataset):
 
 
 def test_other_datasets_are_refused():
-    with pytest.raises(TypeError, match=r'Plain has no `prepare_data`.*num_instances'):
+    with pytest.raises(ValueError, match=r'Plain has no `prepare_data`.*num_instances'):
         install_instance_index(loader_of(Plain()))
 
 

@@ -7,13 +7,14 @@ from mmengine.dataset import BaseDataset
 from mmengine.registry import DATASETS
 
 from fgc_mm.datasets import check_dataset_paths
+from fgc_mm.errors import DataError
 
 CONFIGS = Path(__file__).parents[2] / 'configs' / '_base_'
 LABELS = [dict(type='LoadImageFromFile'), dict(type='LoadAnnotations')]
 
 
 def problem(cfg: dict, splits: tuple[str, ...] = ('train', 'val', 'test')) -> str:
-    with pytest.raises(FileNotFoundError) as caught:
+    with pytest.raises(DataError) as caught:
         check_dataset_paths(Config(cfg), splits)
     return str(caught.value)
 
@@ -69,7 +70,7 @@ def config(scope: str, **datasets) -> dict:
 def test_demo_configs_find_the_demo_data(demo_root, monkeypatch, tmp_path, kind):
     cfg = Config.fromfile(CONFIGS / f'digits_{kind}.py')
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r'tools/make_demo_data\.py --root data/demo'):
+    with pytest.raises(DataError, match=r'tools/make_demo_data\.py --root data/demo'):
         check_dataset_paths(cfg)
     (tmp_path / 'data').mkdir()
     (tmp_path / 'data' / 'demo').symlink_to(demo_root)
@@ -94,7 +95,7 @@ def test_keys_of_the_message_are_those_of_cfg_options(tmp_path):
     """Doing what the message says cures it."""
     concat = dict(type='ConcatDataset', datasets=[voc(tmp_path / 'nowhere')])
     cfg = Config(config('mmdet', train=concat))
-    with pytest.raises(FileNotFoundError, match=r'dataset\.datasets\.0\.data_root=<folder>'):
+    with pytest.raises(DataError, match=r'dataset\.datasets\.0\.data_root=<folder>'):
         check_dataset_paths(cfg)
     here = str(voc_tree(tmp_path / 'here'))
     cfg.merge_from_dict({'train_dataloader.dataset.datasets.0.data_root': here})
@@ -274,5 +275,5 @@ def test_class_instead_of_name(tmp_path):
         pass
 
     dataset = dict(type=Plain, data_root=str(tmp_path / 'nowhere'))
-    with pytest.raises(FileNotFoundError, match='nowhere'):
+    with pytest.raises(DataError, match='nowhere'):
         check_dataset_paths(dict(train_dataloader=dict(dataset=dataset)))

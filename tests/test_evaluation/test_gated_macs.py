@@ -10,6 +10,7 @@ import torch
 from mmengine.evaluator import BaseMetric, Evaluator
 from mmengine.registry import HOOKS, METRICS
 
+from fgc_mm.errors import UsageError
 from fgc_mm.evaluation import GatedMACs, GatedMACsHook, PredictionCounter, layer_rows
 from fgc_mm.evaluation import summary as report
 from fgc_mm.gates import find_gates, force_gates
@@ -248,7 +249,7 @@ def test_wrong_backbone_and_wrong_predictions_are_named(make_runner, toy):
         def forward(self, *args, **kwargs):
             return [sample.score for sample in super().forward(*args, **kwargs)]
 
-    with pytest.raises(TypeError, match='predicted a Tensor; predict BaseDataElement or dict'):
+    with pytest.raises(UsageError, match='predicted a Tensor; predict BaseDataElement or dict'):
         make_runner(Tensors()).test()
 
 

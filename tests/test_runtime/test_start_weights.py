@@ -8,7 +8,7 @@ import pytest
 import torch
 from mmengine.config import Config
 
-from fgc_mm.errors import CheckpointError
+from fgc_mm.errors import CheckpointError, UsageError
 from fgc_mm.runtime.start_weights import check_start_weights
 from fgc_mm.training import new_gates_hook
 from fgc_mm.training.new_gates_hook import NewGatesHook
@@ -60,7 +60,7 @@ def test_public_weights_without_a_network(name, offline):
     """File, folder and option; nothing is asked of a server once the file is there."""
     key, file = PUBLIC[name]
     cfg = Config.fromfile(f'configs/{name}.py')
-    with pytest.raises(FileNotFoundError) as caught:
+    with pytest.raises(UsageError) as caught:
         check_start_weights(cfg)
     message = str(caught.value)
     assert f'{key}=' in message and 'no network here' in message
@@ -90,9 +90,7 @@ def test_only_the_first_process_asks_a_server(offline, monkeypatch):
 
 def test_a_name_that_is_in_no_list(offline):
     model = dict(backbone=dict(pretrained='torchvision://resnet51'))
-    with pytest.raises(
-        FileNotFoundError, match=r'model\.backbone\.pretrained=.*did you mean.*resnet50'
-    ):
+    with pytest.raises(UsageError, match=r'model\.backbone\.pretrained=.*did you mean.*resnet50'):
         check_start_weights(Config(dict(model=model)))
 
 
@@ -103,7 +101,7 @@ def test_files_and_other_addresses_pass(tmp_path):
     model = dict(backbone=dict(init_cfg=init_cfg), head=dict(pretrained='s3://a/vgg16.pth'))
     check_start_weights(Config(dict(model=model, load_from='petrel://a.pth')))
     file.unlink()
-    with pytest.raises(FileNotFoundError, match=r'model\.backbone\.init_cfg\.1\.checkpoint='):
+    with pytest.raises(UsageError, match=r'model\.backbone\.init_cfg\.1\.checkpoint='):
         check_start_weights(Config(dict(model=model)))
 
 

@@ -14,6 +14,7 @@ from typing import Union
 
 from filelock import FileLock
 
+from ...errors import UsageError
 from .classification import build_classification
 from .detection import build_detection
 from .segmentation import build_segmentation
@@ -49,11 +50,11 @@ def ensure_demo_data(
         force (bool): Build again what is there already. Defaults to False.
 
     Raises:
-        ValueError: If a kind is not known.
+        UsageError: If a kind is not known.
     """
     kinds = [kinds] if isinstance(kinds, str) else list(kinds)
     if not set(kinds) <= set(DEMO_KINDS):
-        raise ValueError(f'kinds={kinds} must be a list with any of {", ".join(DEMO_KINDS)}')
+        raise UsageError(f'kinds={kinds} must be a list with any of {", ".join(DEMO_KINDS)}')
     for kind in kinds:
         target = Path(root) / kind
         if force or not is_complete(target, kind):

@@ -10,6 +10,8 @@ from functools import lru_cache
 import cv2
 import numpy as np
 
+from ...errors import MissingPackageError
+
 SEED = 2007
 VAL_PER_CLASS = 36
 DIGIT_CLASSES = (
@@ -49,12 +51,12 @@ def load_digits() -> Digits:
     ``train``. The data names no writers, so one writer may be in both.
 
     Raises:
-        ImportError: If scikit-learn is not installed.
+        MissingPackageError: If scikit-learn is not installed.
     """
     try:
         from sklearn import datasets
     except ImportError as error:
-        raise ImportError(
+        raise MissingPackageError(
             'the demo data is made of the digits inside scikit-learn, which is not installed; '
             'run "pip install scikit-learn", or install fgc-mm with its extra [demo]'
         ) from error

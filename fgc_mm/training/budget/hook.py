@@ -14,7 +14,7 @@ from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 from torch import Tensor
 
-from ...errors import UsageError
+from ...errors import UsageError, in_context
 from ...gates import Gate
 from ...macs import BackboneShare, MACsTracer
 from ...runtime import unwrap
@@ -133,10 +133,8 @@ class BudgetHook(GateLossHook):
                 raise UsageError('BudgetHook: custom_hooks have two of them; keep one')
         super().before_train(runner)
         model = unwrap(runner.model)
-        try:
+        with in_context('BudgetHook'):
             self._share = BackboneShare(model, self.backbone)
-        except ValueError as error:
-            raise UsageError(f'BudgetHook: {error}') from None
         if not self._share.gates:
             raise UsageError(
                 f'BudgetHook: backbone={self.backbone!r} of {type(model).__name__} has no gates: '

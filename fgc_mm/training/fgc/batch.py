@@ -12,6 +12,7 @@ from mmengine.dist import all_gather, get_rank, get_world_size
 from torch import Tensor
 
 from ...datasets import INSTANCE_KEY
+from ...errors import NonFiniteError, UsageError
 from ...gates import GateRecord
 from ...runtime.finite_search import all_finite
 from ...tasks import class_fields
@@ -76,7 +77,7 @@ def collect_batch(
     numbers = torch.zeros(0, 2, dtype=torch.int64)
     try:
         numbers = _read(records, data_samples, with_labels)
-    except (ValueError, TypeError) as caught:
+    except UsageError as caught:
         error = caught
     if get_world_size() == 1:
         if error is not None:
@@ -109,7 +110,7 @@ def check_finite(batch: Batch, iteration: int) -> None:
         iteration (int): For the error.
 
     Raises:
-        ValueError: Naming the gate and the first instance.
+        NonFiniteError: Naming the gate and the first instance.
     """
     named = [
         (f'the {what} of {name}', rows)
@@ -120,7 +121,7 @@ def check_finite(batch: Batch, iteration: int) -> None:
         return
     what, rows = next((w, r) for w, r in named if not bool(all_finite([r])))
     bad = ~torch.isfinite(rows.float()).all(dim=1).cpu()
-    raise ValueError(
+    raise NonFiniteError(
         f'FGCHook: {what} contain NaN or Inf for {int(bad.sum())} of {len(bad)} instances at '
         f'iteration {iteration}, the first is instance {int(batch.indices[bad][0])}; the training '
         'has diverged or that picture is broken. Nothing of this batch has entered a bank'
@@ -154,14 +155,14 @@ def _gather_layers(records: dict[str, GateRecord], counts: list[int]) -> dict[st
 
 def _feature(name: str, record: GateRecord) -> Tensor:
     if record.feature is None:
-        raise ValueError(f'FGCHook: {name} left no feature: its convolution did not run')
+        raise UsageError(f'FGCHook: {name} left no feature: its convolution did not run')
     return record.feature
 
 
 def _read(records: dict[str, GateRecord], data_samples: Any, with_labels: bool) -> Tensor:
     """B x 2: index and label of every instance."""
     if not isinstance(data_samples, (list, tuple)):
-        raise TypeError(
+        raise UsageError(
             'FGCHook: data_samples must be a list with one data sample per picture, not a '
             f'{type(data_samples).__name__}'
         )
@@ -169,7 +170,7 @@ def _read(records: dict[str, GateRecord], data_samples: Any, with_labels: bool) 
     for i, sample in enumerate(data_samples):
         index = getattr(sample, INSTANCE_KEY, None)
         if index is None:
-            raise ValueError(
+            raise UsageError(
                 f'FGCHook: data sample {i} of this batch has no {INSTANCE_KEY!r} in its metainfo; '
                 'items of mmengine datasets get one by themselves, others must bring it along: '
                 f'data_sample.set_metainfo({{{INSTANCE_KEY!r}: ...}})'
@@ -179,7 +180,7 @@ def _read(records: dict[str, GateRecord], data_samples: Any, with_labels: bool) 
             numbers[i, 1] = _label(sample)
     for name, record in records.items():
         if len(record.logits) != len(numbers):
-            raise ValueError(
+            raise UsageError(
                 f'FGCHook: {name} saw {len(record.logits)} pictures but the batch has '
                 f'{len(numbers)} data samples; a model that shows several views of a picture to '
                 'its backbone cannot be coupled'
@@ -194,7 +195,7 @@ def _label(sample: Any) -> int:
     if label is None or torch.as_tensor(label).numel() != 1:
         none = f'no {" or ".join(fields)}'
         what = none if label is None else f'{torch.as_tensor(label).numel()} labels'
-        raise ValueError(
+        raise UsageError(
             "FGCHook: source='label' needs pictures of one class each, but a "
             f"{type(sample).__name__} has {what}; use source='feature'"
         )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from mmengine.runner import Runner, find_latest_checkpoint
 
+from ...errors import CheckpointError, in_context
 from ...runtime import SafeCheckpointHook
 from ...runtime.companions import find_companion, read_companion
 from ...runtime.work_dir_paths import run_folders
@@ -108,44 +109,42 @@ class FGCCheckpoint:
             return
         advice = 'To go on with fresh banks, set fresh_banks=True in FGCHook'
         if recorded is None:
-            raise ValueError(
+            raise CheckpointError(
                 'FGCHook: the checkpoint to be resumed was saved without banks (best checkpoints '
                 'and those saved without an optimizer or with save_banks=False have none); resume '
                 f'one that has. {advice}'
             )
         path = find_companion(_BANKS, recorded, loaded['token'], self._path, run_folders(runner))
         if path is None:
-            raise FileNotFoundError(
+            raise CheckpointError(
                 f'FGCHook: the banks of the checkpoint to be resumed, '
                 f'{os.path.basename(recorded)}, are neither beside it nor in the work dir; copy '
                 f'the file there. {advice}'
             )
-        try:
+        with in_context('FGCHook', after=f'. {advice}'):
             self._load(path, loaded['token'])
-        except ValueError as error:
-            raise ValueError(f'FGCHook: {error}. {advice}') from None
         runner.logger.info(f'FGCHook: banks resumed from {path}')
 
     def _load(self, path: str, token: str) -> None:
-        """Take over a file of banks, or raise a ValueError that says why not."""
+        """Take over a file of banks, or raise a CheckpointError that says why not."""
         hook, state = self.hook, read_companion(path)
         if state['token'] != token:
-            raise ValueError(f'{path} belongs to another checkpoint than the one to be resumed')
+            raise CheckpointError(
+                f'{path} belongs to another checkpoint than the one to be resumed'
+            )
         if state['num_instances'] != hook.num_instances:
-            raise ValueError(
+            raise CheckpointError(
                 f'{path} is of a training set of {state["num_instances"]} instances, this one has '
                 f'{hook.num_instances}'
             )
         there, here = set(state['layers']), set(hook.couplings)
         if there != here:
-            raise ValueError(
+            raise CheckpointError(
                 f'{path} has banks of the gates {sorted(there)}, the config couples {sorted(here)}'
             )
         for name, coupling in hook.couplings.items():
-            try:
+            with in_context(f'{path}, {name}'):
                 coupling.load_state_dict(state['layers'][name])
-            except ValueError as error:
-                raise ValueError(f'{path}, {name}: {error}') from None
         for name, meter in hook.meters.items():
             saved = state['turnover'].get(name)
             if saved is not None and saved['last'].shape == meter.last.shape:

@@ -14,12 +14,19 @@ from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 from torch import Tensor
 
-from ...coupling import CouplingResult, LayerCoupling, TurnoverMeter, map_layers
+from ...coupling import (
+    ApproximateSearch,
+    CouplingResult,
+    LayerCoupling,
+    TurnoverMeter,
+    map_layers,
+)
 from ...datasets import install_instance_index, refuse_mixing
+from ...errors import UsageError, in_context
 from ...gates import Gate, select_blocks
 from ...gates.utils import Layers
 from ...runtime import FiniteHook, SafeCheckpointHook, unwrap
-from ...runtime.argument_types import check_types
+from ...runtime.argument_types import argument_faults
 from ..budget.hook import BudgetHook
 from ..gate_loss_hook import GateLossHook
 from ..schedules import BUDGET, ScheduleCfg, build_schedule
@@ -134,11 +141,11 @@ class FGCHook(GateLossHook):
     ) -> None:
         super().__init__(log_interval)
         if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-            raise ValueError(f'FGCHook: k={k!r} must be a whole number of neighbors, at least 1')
+            raise UsageError(f'FGCHook: k={k!r} must be a whole number of neighbors, at least 1')
         if not warmup_epochs >= 0:
-            raise ValueError(f'FGCHook: warmup_epochs={warmup_epochs!r} must be 0 or more')
-        rest = dict(layers=layers, approximate=approximate, num_instances=num_instances, seed=seed)
-        check_types(FGCHook, rest)
+            raise UsageError(f'FGCHook: warmup_epochs={warmup_epochs!r} must be 0 or more')
+        for fault in argument_faults(ApproximateSearch, approximate or {}, 'FGCHook: approximate'):
+            raise UsageError(fault)
         self.layers = layers
         self.eta = build_schedule(eta, 'FGCHook: eta')
         self._eta = self.eta
@@ -163,7 +170,8 @@ class FGCHook(GateLossHook):
             storage=bank_storage,
         )
         # A mistake in these shows now, and not after the data is loaded.
-        _build('FGCHook', num_instances=k + 1, dim=1, **{**self.settings, 'approximate': None})
+        with in_context('FGCHook'):
+            LayerCoupling(num_instances=k + 1, dim=1, **{**self.settings, 'approximate': None})
         self.couplings: dict[str, LayerCoupling] = {}
         self.meters: dict[str, TurnoverMeter] = {}
         self.num_instances = 0
@@ -186,10 +194,8 @@ class FGCHook(GateLossHook):
         labels = self._count_instances(runner, model)
         self._eta = self.eta.settled(runner, 'FGCHook: eta')
         self._look_at_budget(runner)
-        try:
+        with in_context('FGCHook'):
             blocks = select_blocks(model, self.layers)
-        except ValueError as error:
-            raise ValueError(f'FGCHook: {error}') from None
         gates = dict(gate for block in blocks.values() for gate in block)
         for gate in gates.values():
             gate.wants_feature = True
@@ -294,11 +300,9 @@ class FGCHook(GateLossHook):
             self.num_instances = self.given_num_instances
             return None
         loader = runner.train_dataloader
-        try:
+        with in_context('FGCHook'):
             refuse_mixing(loader.dataset, _preprocessor(model))
             index = install_instance_index(loader, runner.train_loop)
-        except (TypeError, ValueError) as error:
-            raise type(error)(f'FGCHook: {error}') from None
         self.num_instances = index.num_instances
         if index.num_items > index.num_instances:
             runner.logger.info(
@@ -331,16 +335,16 @@ class FGCHook(GateLossHook):
         mmap_dir = None
         if self.mmap_dir is not None and self.settings['storage'] == 'mmap':
             mmap_dir = os.path.join(self.mmap_dir, f'rank{get_rank()}', name)
-        return _build(
-            f'FGCHook: {name}',
-            num_instances=self.num_instances,
-            dim=gate.channels,
-            device=device,
-            mmap_dir=mmap_dir,
-            labels=labels,
-            seed=1000 * self.seed + number,
-            **self.settings,
-        )
+        with in_context(f'FGCHook: {name}'):
+            return LayerCoupling(
+                num_instances=self.num_instances,
+                dim=gate.channels,
+                device=device,
+                mmap_dir=mmap_dir,
+                labels=labels,
+                seed=1000 * self.seed + number,
+                **self.settings,
+            )
 
     def _check(self, batch: Batch, runner: Runner) -> None:
         """Raise, on all ranks alike, before anything of the batch is used."""
@@ -390,13 +394,6 @@ class FGCHook(GateLossHook):
         pieces = gather_rows(rows, counts).split(self.settings['k'], dim=1)
         for name, piece in zip(neighbors, pieces, strict=True):
             self.meters[name].update(batch.indices[watched], piece)
-
-
-def _build(who: str, **arguments: Any) -> LayerCoupling:
-    try:
-        return LayerCoupling(**arguments)
-    except ValueError as error:
-        raise ValueError(f'{who}: {error}') from None
 
 
 def _preprocessor(model: nn.Module) -> Optional[nn.Module]:

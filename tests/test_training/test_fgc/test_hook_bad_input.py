@@ -77,7 +77,7 @@ def test_no_index_and_one_out_of_range(make_runner, toy):
     assert runner.iter == 3
 
     runner = make_runner([dict(type='FGCHook', k=3)])
-    with pytest.raises(TypeError, match='FGCHook: ToyImages has no `prepare_data`'):
+    with pytest.raises(ValueError, match='FGCHook: ToyImages has no `prepare_data`'):
         runner.train()
     runner = make_runner([fgc])
     with pytest.raises(ValueError, match=r"data sample 0 .* has no 'instance_idx'"):

@@ -1,0 +1,86 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""What other packages raise, in a sentence."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..errors import FgcError, RunError
+
+_HINT = '(FGC_MM_TRACEBACK=1 shows where)'
+_NO_OPS = (
+    'mmcv is installed without its compiled ops: reinstall it, with torch already '
+    'there, by pip install --no-build-isolation --no-cache-dir --force-reinstall '
+    '--no-deps and the name you have it by (onedl-mmcv or mmcv)'
+)
+_FROM_WORKER = 'Original Traceback (most recent call last)'
+_MOST_LINES = 12
+
+
+@contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Turn whatever is raised inside into one message.
+
+    With ``FGC_MM_TRACEBACK`` set in the environment errors pass as they are.
+
+    Args:
+        what (str): Subject of the message, such as 'the config cannot be built'.
+
+    Raises:
+        RunError: For any error but those of fgc_mm, which say all there is to say.
+    """
+    try:
+        yield
+    except FgcError:
+        raise
+    except Exception as error:
+        if os.environ.get('FGC_MM_TRACEBACK'):
+            raise
+        hint = _NO_OPS if 'mmcv._ext' in str(error) else _HINT
+        raise RunError(f'{what}: {sentence(error)}{_place(error)}\n{hint}') from error
+
+
+def sentence(error: BaseException) -> str:
+    """What an error says; one of a data worker loses its inner traceback.
+
+    Args:
+        error (BaseException): Any error.
+    """
+    kind, text = type(error).__name__, str(error).strip()
+    if isinstance(error, OSError) and error.strerror:
+        return f'{error.strerror}: {error.filename}' if error.filename else error.strerror
+    if _FROM_WORKER in text:
+        kind, _, text = text.splitlines()[-1].partition(': ')
+    if kind == 'KeyError' and re.fullmatch(r'\'?[\w.]*\'?', text):
+        return f'KeyError: the key {text} is missing'
+    lines = text.splitlines() or ['(no message)']
+    return f'{kind}: ' + '\n'.join(map(shortened, lines[:_MOST_LINES]))
+
+
+def shortened(text: str, most: int = 300) -> str:
+    """A text in one line that is not too long."""
+    text = ' '.join(text.split())
+    return text if len(text) <= most else f'{text[:most]} ...'
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """``'; did you mean ...?'``, or nothing if nothing is alike."""
+    near = difflib.get_close_matches(str(word), dict.fromkeys(map(str, known)), n=2)
+    return f'; did you mean {" or ".join(map(repr, near))}?' if near else ''
+
+
+def _place(error: BaseException) -> str:
+    """The line that raised an error of Python's own, whose message may be a single word."""
+    plain = isinstance(error, (LookupError, TypeError, AttributeError))
+    if not plain or _FROM_WORKER in str(error):
+        return ''
+    frame, line = list(traceback.walk_tb(error.__traceback__))[-1]
+    code = frame.f_code
+    name = getattr(code, 'co_qualname', code.co_name)  # with its class, since Python 3.11
+    return f' (in {name}, {Path(code.co_filename).name}:{line})'
