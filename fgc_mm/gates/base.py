@@ -16,6 +16,8 @@ from ..errors import UsageError
 from .record import GateRecord
 
 OptDict = Optional[dict]
+# Not in torch 2.1.
+_is_compiling = getattr(torch.compiler, 'is_compiling', lambda: False)
 
 
 def pool_mean(x: Tensor) -> Tensor:
@@ -176,7 +178,7 @@ class Gate(BaseModule):
             Tensor: The multiplier.
         """
         self.record = record
-        if record.logits.requires_grad:
+        if record.logits.requires_grad and not _is_compiling():
             # Once the gradient has passed here nobody needs the graph any more:
             # a record must not keep the activations of a step alive.
             record.logits.register_hook(_Release(record))
@@ -243,8 +245,9 @@ class Gate(BaseModule):
         return {**self.__dict__, 'record': None, 'multiplier': None}
 
     def _dtype(self) -> torch.dtype:
-        parameter = next(self.parameters(), None)
-        return torch.float32 if parameter is None else parameter.dtype
+        for parameter in self.parameters():  # torch.compile cannot trace next()
+            return parameter.dtype
+        return torch.float32
 
     def extra_repr(self) -> str:
         return f'in_channels={self.in_channels}, channels={self.channels}'

@@ -4,18 +4,17 @@
 from __future__ import annotations
 
 import copy
-import logging
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar, Optional, Union
 
 import torch.nn as nn
-from mmengine.logging import print_log
 from mmengine.model import BaseModule
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import UsageError
 from ..gates import find_gates, match_blocks
+from ..gates.missing_keys import report_missing
 from ..gates.utils import Layers
 from .block import GatedBlock, InitCfg, PlainLayer
 
@@ -199,39 +198,8 @@ class GatedBackbone(BaseModule):
 
     def init_weights(self) -> None:
         """Initialize, and say which weights a checkpoint did not bring."""
-        handle = self.register_load_state_dict_post_hook(_report_missing)
+        handle = self.register_load_state_dict_post_hook(report_missing)
         try:
             super().init_weights()
         finally:
             handle.remove()
-
-
-def _report_missing(backbone: nn.Module, incompatible: tuple[list[str], list[str]]) -> None:
-    """Post hook of loading: count the missing keys, gates apart."""
-    name, missing = type(backbone).__name__, incompatible[0]
-    gates = [f'{gate}.' for gate in find_gates(backbone)]
-    new = [key for key in missing if key.startswith(tuple(gates))]
-    # Taken out of mmengine's own report, which would list them all as missing.
-    missing[:] = [key for key in missing if key not in set(new)]
-    lost = [key for key in missing if not key.endswith('num_batches_tracked')]
-    own = [key for key in backbone.state_dict() if not key.startswith(tuple(gates))]
-    total = sum(not key.endswith('num_batches_tracked') for key in own)
-    if lost and len(lost) == total:
-        raise UsageError(
-            f"{name}: the checkpoint has none of the network's {total} keys, such as {lost[0]!r}; "
-            "does init_cfg need a prefix, such as prefix='backbone.'?"
-        )
-    if new:
-        keys = sum(not key.endswith('num_batches_tracked') for key in new)
-        count = sum(any(key.startswith(gate) for key in new) for gate in gates)
-        print_log(
-            f'{name}: {keys} keys of {count} gates are new, not in the checkpoint',
-            logger='current',
-        )
-    if lost:
-        print_log(
-            f'{name}: {len(lost)} of {total} keys are missing in the checkpoint and keep their '
-            f'initial values (gates not counted): {", ".join(lost)}',
-            logger='current',
-            level=logging.WARNING,
-        )

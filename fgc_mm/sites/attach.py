@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import UsageError
 from ..gates import Gate
+from ..gates.missing_keys import report_missing
 from .site import End, Site
 
 NAME = 'gates'
@@ -192,7 +193,11 @@ class InitAfter:
         self.network = network
 
     def __call__(self) -> None:
-        type(self.network).init_weights(self.network)  # type: ignore[attr-defined]
+        handle = self.network.register_load_state_dict_post_hook(report_missing)
+        try:
+            type(self.network).init_weights(self.network)  # type: ignore[attr-defined]
+        finally:
+            handle.remove()
         getattr(self.network, NAME).init_weights()
 
 
