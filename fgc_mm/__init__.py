@@ -36,6 +36,8 @@ _PUBLIC = {
     'enable_sparse': 'inference',
     'export': 'inference',
     'find_gates': 'gates',
+    'find_sites': 'sites',
+    'gate': 'sites',
     'set_threshold': 'gates',
     'slim': 'inference',
 }
