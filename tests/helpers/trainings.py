@@ -56,7 +56,7 @@ class Trainings:
         self.config = f'configs/demo/{name}.py'
         package, cut = TASKS[name]
         self.options = options(self.config, *CUT, *cut)
-        server = [sys.executable, str(PROJECT / 'tests/test_tools/fork_trainings.py'), package]
+        server = [sys.executable, str(PROJECT / 'tests/helpers/fork_trainings.py'), package]
         env = {**os.environ, 'OMP_NUM_THREADS': '1', 'CUDA_VISIBLE_DEVICES': ''}
         self.server = subprocess.Popen(
             server, cwd=PROJECT, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
