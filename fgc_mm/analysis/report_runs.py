@@ -13,7 +13,6 @@ from mmengine.config import Config
 
 from ..errors import UsageError
 from ..evaluation.summary import add_derived
-from ..runtime.companions import is_companion
 from ..runtime.config_files import read_config
 from .figures_file import read_figures
 from .gate_table import GateTable
@@ -112,7 +111,7 @@ def find_checkpoint(folder: Path) -> Optional[Path]:
         path = folder / Path(last.read_text().strip()).name
         if path.is_file():
             return path
-    found = [path for path in folder.glob('*.pth') if not is_companion(str(path))]
+    found = [path for path in folder.glob('*.pth') if not path.name.endswith('.banks.pth')]
     return max(_own(found), key=lambda path: path.stat().st_mtime, default=None)
 
 
