@@ -59,7 +59,12 @@ def check_config(cfg: Config, splits: Collection[str]) -> None:
         walk.loop(f'{split}_cfg', cfg.get(f'{split}_cfg'), scope)
         walk.evaluator(f'{split}_evaluator', cfg.get(f'{split}_evaluator'), scope)
     if 'train' in splits:
-        walk.optimizer(cfg.get('optim_wrapper'), scope)
+        wrapper = cfg.get('optim_wrapper')
+        # As the usual constructor makes them; another one, or several optimizers, have their ways.
+        if isinstance(wrapper, Mapping) and 'optimizer' in wrapper and 'constructor' not in wrapper:
+            handled, key = ('paramwise_cfg',), 'optim_wrapper'
+            walk.part(registry.OPTIM_WRAPPERS, key, wrapper, scope, handled, 'OptimWrapper')
+            walk.part(registry.OPTIMIZERS, f'{key}.optimizer', wrapper['optimizer'], scope)
         for key, each in _items('param_scheduler', cfg.get('param_scheduler')):
             walk.part(registry.PARAM_SCHEDULERS, key, each, scope, ('convert_to_iter_based',))
     if walk.faults:
@@ -171,14 +176,6 @@ class _Walk:
             key, node = f'{key}.metrics', node['metrics']
         for inner, metric in _items(key, node):
             self.part(registry.METRICS, inner, metric, scope)
-
-    def optimizer(self, node: Any, scope: str) -> None:
-        """Look at the optimizer and its wrapper, as the usual constructor makes them."""
-        if not isinstance(node, Mapping) or 'constructor' in node or 'optimizer' not in node:
-            return
-        wrappers, handled = registry.OPTIM_WRAPPERS, ('paramwise_cfg',)
-        self.part(wrappers, 'optim_wrapper', node, scope, handled, 'OptimWrapper')
-        self.part(registry.OPTIMIZERS, 'optim_wrapper.optimizer', node['optimizer'], scope)
 
 
 def _items(key: str, node: Any) -> list[tuple[str, Any]]:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -21,8 +20,9 @@ from mmengine.runner.checkpoint import (
     get_torchvision_models,
 )
 
-from ..errors import CheckpointError, UsageError
+from ..errors import UsageError
 from .checkpoint_file import checkpoint_fault
+from .messages import did_you_mean
 
 _SECONDS = 15
 """How long a server may take to answer."""
@@ -40,8 +40,7 @@ def check_start_weights(cfg: Config) -> None:
         cfg (Config): The config of a training.
 
     Raises:
-        UsageError: Naming each that is missing, and what to do.
-        CheckpointError: If a file cannot be a checkpoint.
+        UsageError: Naming each that is missing or no checkpoint, and what to do.
     """
     problems = []
     for key, path in _start_weights(cfg):
@@ -51,9 +50,7 @@ def check_start_weights(cfg: Config) -> None:
             problem = _missing_file(key, path, cfg)
         else:
             fault = checkpoint_fault(path)
-            if fault is not None:
-                raise CheckpointError(f'{key}: {fault}')
-            problem = None
+            problem = fault and f'{key}: {fault}'
         if problem is not None:
             problems.append(problem)
     if problems:
@@ -124,9 +121,7 @@ def _unreachable(key: str, address: str) -> Optional[str]:
         name = get_deprecated_model_names().get(name, name)
         url = known.get(name)
         if url is None:
-            near = difflib.get_close_matches(name, known, n=3)
-            hint = f'; did you mean {" or ".join(f"{scheme}://{n}" for n in near)}?' if near else ''
-            return f'{key}={address!r} is not in the list of {scheme}{hint}'
+            return f'{key}={address!r} is not in the list of {scheme}{did_you_mean(name, known)}'
     if url is None or not url.startswith(('http://', 'https://')):
         return None  # left to mmengine
     # Where torch.hub, which mmengine downloads with, keeps them.

@@ -92,22 +92,6 @@ def test_mistakes_in_arguments_are_one_message(args, message, run_tool, tmp_path
     assert 'Traceback' not in err
 
 
-@pytest.mark.parametrize(
-    ('option', 'message'),
-    [
-        ('model.backbone.type=ResNett', 'cannot be built: .*ResNett'),
-        ('model.backbone.dephts=18', "cannot be built: .*'dephts'"),
-    ],
-)
-def test_mistakes_in_a_config_are_one_message(option, message, run_tool, short_options, tmp_path):
-    config = 'configs/demo/resnet18_digits.py'
-    options = short_options(config, option)
-    code, _, err = run_tool('train', config, '--work-dir', tmp_path, *options)
-    assert code == 2
-    assert re.search(message, err), err
-    assert 'Traceback' not in err
-
-
 def test_mmcv_without_ops_is_one_message(run_tool, short_options, tmp_path, monkeypatch):
     def build(cfg):
         raise ModuleNotFoundError("No module named 'mmcv._ext'")

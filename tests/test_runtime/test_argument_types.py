@@ -12,6 +12,7 @@ from mmdet.models import Shared2FCBBoxHead
 from fgc_mm.nets import GatedResNet
 from fgc_mm.nets.resnet import GatedResNetV1d
 from fgc_mm.runtime.argument_types import argument_faults, describe, fits
+from fgc_mm.training import BudgetHook
 
 
 @pytest.mark.parametrize(
@@ -27,6 +28,11 @@ from fgc_mm.runtime.argument_types import argument_faults, describe, fits
         # Ours hand their keyword arguments on.
         (GatedResNetV1d, dict(depth=50, widths=3), ['x.widths=3 must be a dict or None']),
         (GatedResNetV1d, dict(tint=1), ["GatedResNetV1d has no argument 'tint'; it has depth"]),
+        (
+            BudgetHook,
+            dict(target='half', reach='x', cap='x', pull='x'),
+            [f'x.{name}=' for name in ('target', 'reach', 'cap', 'pull')],
+        ),
         (Resize, dict(scale='64'), []),  # hints of others may be loose
         (Resize, dict(scales=64), ["x.scales=64: Resize has no argument 'scales'; did you mean"]),
         (Shared2FCBBoxHead, dict(anything=1), []),  # takes any, and may drop some

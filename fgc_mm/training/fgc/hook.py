@@ -14,13 +14,8 @@ from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 from torch import Tensor
 
-from ...coupling import (
-    ApproximateSearch,
-    CouplingResult,
-    LayerCoupling,
-    TurnoverMeter,
-    map_layers,
-)
+from ...coupling import CouplingResult, LayerCoupling, TurnoverMeter, map_layers
+from ...coupling.approximate import ApproximateSearch
 from ...datasets import install_instance_index, refuse_mixing
 from ...errors import UsageError, in_context
 from ...gates import Gate, select_blocks

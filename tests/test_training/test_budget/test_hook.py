@@ -263,9 +263,6 @@ def test_a_state_is_for_resuming_only(make_runner, tmp_path):
     [
         (dict(target=0), r'target=0 must be within \(0, 1\]'),
         (dict(target=1.2), r'target=1.2 must be within \(0, 1\]'),
-        (dict(target='half'), "target='half' must be a number"),
-        (dict(target=0.5, reach='x'), "reach='x' must be a number"),
-        (dict(target=0.5, cap='x'), "cap='x' must be a number"),
         (dict(save=1.0), r'save=1.0 must be within \[0, 1\)'),
         (dict(), 'give one of them'),
         (dict(target=0.5, save=0.5), 'give one of them'),
@@ -275,7 +272,6 @@ def test_a_state_is_for_resuming_only(make_runner, tmp_path):
         (dict(target=0.5, check_interval=0), 'check_interval=0 must be'),
         (dict(target=0.5, max_weight=0), 'max_weight=0 must be positive'),
         (dict(target=0.5, pull=2), r'pull=2 must be within \[0, 1\]'),
-        (dict(target=0.5, pull='x'), "pull='x' must be a number"),
         (dict(target=0.5, backbone=''), "backbone='' must name the model's part"),
     ],
 )
