@@ -24,9 +24,9 @@ from torch.utils.data import Subset
 from ..datasets import name_broken_pictures
 from ..errors import CheckpointError, UsageError
 from ..evaluation import PredictionCounter, read_macs
+from ..evaluation.checkpoint_fit import CheckpointFitHook
 from ..gates import Gate, find_gates, select_blocks
 from ..runtime import launch, unwrap
-from ..runtime.checkpoint_fit import CheckpointFitHook
 from ..runtime.config_files import existing
 from ..tasks import annotation_fields, task_of_sample
 from .gate_table import MACS, GateTable

@@ -34,10 +34,10 @@ def run(args: argparse.Namespace) -> None:
 
     from ..errors import UsageError
     from ..evaluation import summary
+    from ..evaluation.checkpoint_fit import CheckpointFitHook
     from ..files import check_file, check_folder
     from ..inference import add_sparse_hook, has_gated_backbone
     from ..runtime import launch
-    from ..runtime.checkpoint_fit import CheckpointFitHook
     from ..runtime.config_files import existing
     from . import dial
     from .config import load_config

@@ -18,10 +18,10 @@ from mmengine.runner import CheckpointLoader
 from ..datasets import picture_fault
 from ..errors import CheckpointError, DataError
 from ..evaluation import PredictionCounter
+from ..evaluation.checkpoint_fit import check_fit
 from ..evaluation.gated_macs import FIELD
 from ..files import write_files
 from ..macs import ImageMACs
-from ..runtime.checkpoint_fit import check_fit
 from ..tasks import task_of
 
 PICTURES = ('.bmp', '.jpeg', '.jpg', '.png', '.ppm', '.tif', '.tiff', '.webp')

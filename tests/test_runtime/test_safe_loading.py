@@ -192,8 +192,7 @@ def test_trusted_files_and_the_end_of_the_guard(tmp_path):
     assert torch.load is safe_loading._torch_load
     torch.save(malicious.by_config({}, tmp_path / 'a'), tmp_path / 'config.pth')
     torch.save(malicious.by_pickle({}, tmp_path / 'marker'), tmp_path / 'bad.pth')
-    with guarded_loading():
-        safe_loading.trust_files()
+    with guarded_loading(trust=True):
         assert '__import__' in load(tmp_path / 'config.pth')['meta']['config']
         load(tmp_path / 'bad.pth')
     assert (tmp_path / 'marker').is_dir()

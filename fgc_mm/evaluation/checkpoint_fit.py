@@ -14,7 +14,7 @@ from mmengine.runner import Runner
 from torch import Tensor
 
 from ..errors import CheckpointError
-from .task_model import unwrap
+from ..runtime import unwrap
 
 NEEDED = 0.75
 """Share of the model's and of the checkpoint's tensors that have to be there."""

@@ -4,7 +4,7 @@
 import pytest
 
 from fgc_mm.errors import CheckpointError
-from fgc_mm.runtime.checkpoint_fit import check_fit
+from fgc_mm.evaluation.checkpoint_fit import check_fit
 
 
 def test_one_tensor_of_another_shape_is_another_network(toy):
