@@ -18,7 +18,8 @@ from torch.utils._pytree import tree_map
 from ..errors import UsageError
 from .labels import Labels, NotPrivate, step
 from .recorder import LAYER, Node, Record, Ref, record_pass
-from .site import End, Refusal, Site
+from .scales import Key, ScaleFinder
+from .site import End, Refusal, Scale, Site
 from .sources import find_source
 
 Example = Union[Tensor, Sequence[Any], Mapping[str, Any]]
@@ -82,6 +83,7 @@ class _Flow:
     reads: list[tuple[int, str]] = field(default_factory=list)
     merged: dict[int, int] = field(default_factory=dict)
     passed: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    scales: dict[Key, np.ndarray] = field(default_factory=dict)
 
 
 class _Escape(Exception):
@@ -102,6 +104,7 @@ class Finder:
         self.modules = dict(module.named_modules())
         self.record = record
         self.readers = record.readers()
+        self.scales = ScaleFinder(module, record)
         self.calls: dict[str, list[int]] = {}
         for number, node in enumerate(record.nodes):
             if node.op == LAYER:
@@ -153,6 +156,9 @@ class Finder:
             channels=count,
             axis=axis,
             calls=len(flows),
+            scales=tuple(
+                Scale(*key, _followed(index, decisions)) for key, index in first.scales.items()
+            ),
         )
 
     def _follow(self, number: int) -> _Flow:
@@ -215,7 +221,9 @@ class Finder:
         passed: tuple[int, ...],
     ) -> tuple[list[Optional[Labels]], tuple[int, ...]]:
         if node.op != LAYER:
-            return step(node, flow.labels, self.record.constants), passed
+            outputs = step(node, flow.labels, self.record.constants)
+            self.scales.add(node, flow.labels, flow.scales)
+            return outputs, passed
         read = node.args[0] if node.args else next(iter(node.kwargs.values()))
         if not isinstance(read, Ref) or read.value not in flow.labels or len(marked) != 1:
             raise NotPrivate(f'{node.module} reads it beside its input')
@@ -302,11 +310,16 @@ def _decisions(width: int, merged: dict[int, int]) -> np.ndarray:
 
 
 def _end(name: str, index: np.ndarray, decisions: np.ndarray) -> End:
+    return End(name, _followed(index, decisions))
+
+
+def _followed(index: np.ndarray, decisions: np.ndarray) -> Optional[tuple[int, ...]]:
+    """For each channel of a layer or a tensor the decision it follows, None if they are equal."""
     followed = np.where(index >= 0, decisions[np.maximum(index, 0)], -1)
     plain = len(followed) == int(decisions.max()) + 1 and np.array_equal(
         followed, np.arange(len(followed))
     )
-    return End(name, None if plain else tuple(int(i) for i in followed))
+    return None if plain else tuple(int(i) for i in followed)
 
 
 def _with_factors(sites: list[Site]) -> list[Site]:
@@ -343,9 +356,14 @@ def _with_factors(sites: list[Site]) -> list[Site]:
                 producers=site.producers + tuple(p for f in factors for p in f.producers),
                 through=site.through
                 + tuple(t for f in factors for t in f.through if t not in site.through),
+                scales=_together(site.scales, *(f.scales for f in factors)),
             )
         )
     return hosts
+
+
+def _together(*scales: tuple[Scale, ...]) -> tuple[Scale, ...]:
+    return tuple(dict.fromkeys(scale for several in scales for scale in several))
 
 
 def find_sites(module: nn.Module, example: Example, modes: Sequence[bool] = (False, True)) -> Found:
@@ -409,7 +427,7 @@ def _both(first: Found, second: Found) -> Found:
     for site in first.sites:
         other = mine.get(site.name)
         if other is not None and _alike(site, other):
-            sites.append(site)
+            sites.append(replace(site, scales=_together(site.scales, other.scales)))
         elif site.name in why:
             refused.append(Refusal(site.name, f'in training {why[site.name].reason}'))
         else:

@@ -84,6 +84,8 @@ class Record:
     outputs: set[int] = field(default_factory=set)
     constants: set[int] = field(default_factory=set)
     """Tensors nobody computed: parameters, buffers and what was made from nothing."""
+    names: dict[int, str] = field(default_factory=dict)
+    """Parameter or buffer -> its name in the network."""
 
     def readers(self) -> dict[int, list[int]]:
         """Tensor -> the nodes that read it."""
@@ -113,6 +115,9 @@ class Recorder(TorchDispatchMode):
         self._names = {}
         for name, part in module.named_modules():
             self._names[id(part)] = name
+        # The tensors are kept with their names: an id is unique only while its tensor lives.
+        named = [*module.named_parameters(), *module.named_buffers()]
+        self._own = {id(tensor): (name, tensor) for name, tensor in named}
         self._stack: list[str] = ['']
         self._open: list[int] = []
         self._quiet = 0
@@ -137,6 +142,8 @@ class Recorder(TorchDispatchMode):
             self._next += 1
             if not fresh:
                 self.record.constants.add(self._numbers[key])
+            if key in self._own:
+                self.record.names[self._numbers[key]] = self._own[key][0]
         return Ref(self._numbers[key], tuple(tensor.shape))
 
     @staticmethod
