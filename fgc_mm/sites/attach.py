@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Optional
 
 import torch
@@ -96,12 +97,21 @@ class Decide:
         gates (Gates): The gates of the network.
         sites (Sequence[str]): Names of the sites with this source.
         axis (int): Where the channels of the input are.
+        reads (Mapping[str, End]): Sites that the input itself follows: what they closed counts as
+            zero. Defaults to none.
     """
 
-    def __init__(self, gates: Gates, sites: Sequence[str], axis: int) -> None:
+    def __init__(
+        self,
+        gates: Gates,
+        sites: Sequence[str],
+        axis: int,
+        reads: Mapping[str, End] = MappingProxyType({}),
+    ) -> None:
         self.gates = gates
         self.sites = list(sites)
         self.axis = axis
+        self.reads = dict(reads)
 
     def __call__(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         x = args[0] if args else next(iter(kwargs.values()))
@@ -110,7 +120,12 @@ class Decide:
             gate = self.gates.of(name)
             kind = type(gate).pool
             if kind not in pooled:
-                pooled[kind] = gate.pool(as_map(x, self.axis))
+                mean = gate.pool(as_map(x, self.axis))
+                for site, end in self.reads.items():
+                    decided = self.gates.of(site).multiplier
+                    if decided is not None:
+                        mean = mean * end.spread(decided)
+                pooled[kind] = mean
             gate.multiplier = gate(pooled[kind])
 
 
@@ -273,7 +288,7 @@ def attach(
     for site in sites:
         by_source.setdefault((site.source, site.axis), []).append(site.name)
     for (source, axis), names in by_source.items():
-        hook = Decide(gates, names, axis)
+        hook = Decide(gates, names, axis, sites_read(sites, source, modules))
         modules[source].register_forward_pre_hook(hook, with_kwargs=True, prepend=True)
     ends: dict[str, dict[str, End]] = {}
     for site in sites:
@@ -288,6 +303,34 @@ def attach(
     if hasattr(network, 'init_weights'):
         network.init_weights = InitAfter(network)  # type: ignore[assignment]
     return gates
+
+
+def sites_read(
+    sites: Sequence[Site], source: str, modules: Mapping[str, nn.Module]
+) -> dict[str, End]:
+    """The sites that the input of a source follows: made outside of it and read inside.
+
+    Args:
+        sites (Sequence[Site]): All of the network.
+        source (str): Path of the source.
+        modules (Mapping): Path -> module.
+
+    Returns:
+        dict[str, End]: Site -> the channels of the input that follow it.
+    """
+    width = next(site.source_channels for site in sites if site.source == source)
+    found = {}
+    for site in sites:
+        if _inside(site.name, source):
+            continue
+        for end in site.consumers:
+            if _inside(end.module, source) and input_channels(modules[end.module])[0] == width:
+                found[site.name] = end
+    return found
+
+
+def _inside(path: str, module: str) -> bool:
+    return path == module or path.startswith(f'{module}.')
 
 
 def _first_reader(site: Site) -> str:

@@ -386,7 +386,7 @@ def find_sites(module: nn.Module, example: Example, modes: Sequence[bool] = (Fal
         >>> find_sites(torchvision.models.resnet50(), torch.rand(1, 3, 64, 64)).sites[1]
         layer1.0.conv1 -> layer1.0.conv2
     """
-    args, kwargs = _call_of(example)
+    args, kwargs = call_of(example)
     found: Optional[Found] = None
     for training in modes:
         with _as_it_was(module, training):
@@ -398,7 +398,8 @@ def find_sites(module: nn.Module, example: Example, modes: Sequence[bool] = (Fal
     return found
 
 
-def _call_of(example: Example) -> tuple[tuple, dict]:
+def call_of(example: Example) -> tuple[tuple, dict]:
+    """Arguments and named arguments of a call with an example."""
     if isinstance(example, Tensor):
         return (example,), {}
     if isinstance(example, Mapping):
