@@ -106,6 +106,8 @@ class Finder:
         self.readers = record.readers()
         self.scales = ScaleFinder(module, record)
         self.calls: dict[str, list[int]] = {}
+        self._followed: dict[str, tuple[dict[int, Labels], np.ndarray]] = {}
+        self._inputs: dict[str, Ref] = {}
         for number, node in enumerate(record.nodes):
             if node.op == LAYER:
                 self.calls.setdefault(node.module, []).append(number)
@@ -118,7 +120,12 @@ class Finder:
                 found.sites.append(self._site(name))
             except _Escape as escape:
                 found.refused.append(Refusal(name, str(escape)))
-        found.sites = _with_factors(found.sites)
+        sites, found.sites = _with_factors(found.sites), []
+        for site in sites:
+            try:
+                found.sites.append(replace(site, reads=self._reads(site, sites)))
+            except _Escape as escape:
+                found.refused.append(Refusal(site.name, str(escape)))
         return found
 
     # -- one layer -----------------------------------------------------------------------
@@ -146,10 +153,12 @@ class Finder:
         count = int(decisions.max()) + 1
         if count < 2:
             raise _Escape('all of its channels belong together')
-        source, channels, axis = find_source(self.record, self.modules, name, self.calls[name])
+        source, axis, given = find_source(self.record, self.modules, name, self.calls[name])
+        self._inputs[name] = given
+        self._followed[name] = first.labels, decisions
         return Site(
             source=source,
-            source_channels=channels,
+            source_channels=given.shape[axis],
             producers=(_end(name, np.arange(width), decisions),),
             through=tuple(_end(n, index, decisions) for n, index in first.through.items()),
             consumers=tuple(_end(n, index, decisions) for n, index in first.consumers.items()),
@@ -160,6 +169,21 @@ class Finder:
                 Scale(*key, _followed(index, decisions)) for key, index in first.scales.items()
             ),
         )
+
+    def _reads(self, site: Site, sites: Sequence[Site]) -> tuple[End, ...]:
+        """The sites whose channels a gate would read."""
+        given, reads = self._inputs[site.name], []
+        dim = site.axis % len(given.shape)
+        for other in sites:
+            labels, decisions = self._followed[other.name]
+            if given.value not in labels:
+                continue
+            met = labels[given.value]
+            if any(size > 1 for d, size in enumerate(met.shape) if d != dim):
+                raise _Escape(f'its gate would read {other.name} across its channels')
+            index = np.broadcast_to(met.reshape(-1), (given.shape[dim],))
+            reads.append(_end(other.name, index, decisions))
+        return tuple(reads)
 
     def _follow(self, number: int) -> _Flow:
         """Follow one call; a grouped convolution on the way is passed where that is possible."""
