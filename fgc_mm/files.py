@@ -48,9 +48,6 @@ def replacing(ending: str = PARTIAL) -> Iterator[Callable[[str], str]]:
 
     Before the first has its name, an error removes all of them.
 
-    Args:
-        ending (str): What their names end with until then. Defaults to :data:`PARTIAL`.
-
     Yields:
         Callable: From the name a file shall have to the one to write it under. They are renamed
         in the order of these calls.
@@ -117,9 +114,6 @@ def discard(path: str) -> None:
 def remove_partials(folder: str) -> list[str]:
     """Remove what a killed training was writing.
 
-    Args:
-        folder (str): Where its checkpoints are.
-
     Returns:
         list[str]: What there was.
     """
@@ -134,10 +128,6 @@ def remove_partials(folder: str) -> list[str]:
 
 def check_folder(path: Union[str, Path], option: str) -> None:
     """See that a folder can be written to, or made.
-
-    Args:
-        path (str | Path): The folder; it need not exist yet.
-        option (str): What it was given as, such as '--out-dir'.
 
     Raises:
         UsageError: If it is, or lies below, a file, or nothing can be written there.
@@ -156,10 +146,6 @@ def check_folder(path: Union[str, Path], option: str) -> None:
 
 def check_file(path: Union[str, Path], option: str) -> None:
     """See that a file can be written.
-
-    Args:
-        path (str | Path): The file; its folder need not exist yet.
-        option (str): What it was given as, such as '--out'.
 
     Raises:
         UsageError: If it is a folder or a device, or its folder cannot be.

@@ -101,20 +101,11 @@ class Task:
         return bool(field) and field in sample and (not inner or inner in sample.get(field))
 
     def annotation(self, sample: Any) -> tuple[np.ndarray, int]:
-        """How much of each class a picture has, and how many objects.
-
-        Args:
-            sample (BaseDataElement): Its data sample, which this task :meth:`annotates`.
-        """
+        """How much of each class a picture has, and how many objects."""
         raise NotImplementedError
 
     def derived(self, metric: str, value: Any) -> dict[str, float]:
-        """Figures as papers give them, from one of the package.
-
-        Args:
-            metric (str): Its name.
-            value (Any): Its value.
-        """
+        """Figures as papers give them, from one of the package."""
         return {}
 
     def unit(self, metric: str) -> str:
@@ -270,11 +261,7 @@ TASKS: dict[str, Task] = {}
 
 
 def register_task(task: Task) -> None:
-    """Make a task known, in place of one of the same name.
-
-    Args:
-        task (Task): The task.
-    """
+    """Make a task known, in place of one of the same name."""
     TASKS[task.name] = task
 
 
@@ -293,11 +280,7 @@ def task_of(cfg: Mapping) -> Task:
 
 
 def task_of_hook(name: str) -> Task:
-    """The task whose predictions a visualization hook draws.
-
-    Args:
-        name (str): Name of its class, with or without its package.
-    """
+    """The task whose predictions a visualization hook draws."""
     return _first(lambda task: task.visualization_hook == name.rpartition('.')[2])
 
 
@@ -353,11 +336,7 @@ def file_format(cls: type) -> Optional[str]:
 
 
 def main_metrics(rising: bool = False) -> list[str]:
-    """The metrics of all tasks; a table is about the first that a run has.
-
-    Args:
-        rising (bool): Leave out those where less is better. Defaults to False.
-    """
+    """The metrics of all tasks; a table is about the first that a run has."""
     return [
         metric
         for task in TASKS.values()

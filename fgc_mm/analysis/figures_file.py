@@ -14,9 +14,6 @@ from ..errors import UsageError
 def read_figures(path: Path) -> list[dict[str, Any]]:
     """The metrics in a file that ``tools/test.py --out`` wrote.
 
-    Args:
-        path (Path): The file, of one test or of several thresholds.
-
     Returns:
         list[dict]: The metrics of each test.
 

@@ -141,11 +141,6 @@ def set_aside(cfg: Config, checkpoint: str, work_dir: str) -> None:
 
     Of several in one process each has its own name, and so its own visualizer: one of the
     config's name would be shared with the next, and with it a folder that may be gone then.
-
-    Args:
-        cfg (Config): Is changed.
-        checkpoint (str): The weights.
-        work_dir (str): Where logs go.
     """
     cfg.work_dir, cfg.load_from, cfg.resume = work_dir, checkpoint, False
     cfg.log_level, cfg.experiment_name = 'ERROR', f'aside-{uuid.uuid4()}'

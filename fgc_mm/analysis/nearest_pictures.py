@@ -18,12 +18,7 @@ from .thumbnails import Thumbnails, show, spread_out
 
 
 def similarities(gates: np.ndarray, query: int) -> np.ndarray:
-    """Cosine of each row to the row of the query.
-
-    Args:
-        gates (ndarray): N x C.
-        query (int): Row of the query.
-    """
+    """Cosine of each row to the row of the query."""
     unit = gates.astype(np.float64)
     unit /= np.maximum(np.linalg.norm(unit, axis=1, keepdims=True), 1e-12)
     return np.clip(unit @ unit[query], -1, 1)
@@ -120,11 +115,7 @@ def gallery(rows: Sequence[dict], near: int = 5, far: int = 4) -> list[dict]:
 
 
 def decimals(rows: Sequence[Sequence[float]]) -> int:
-    """As many, 3 to 6, as it takes to see that the last of each row is less than the first.
-
-    Args:
-        rows (Sequence[Sequence[float]]): Values from most to least.
-    """
+    """As many, 3 to 6, as it takes to see that the last of each row is less than the first."""
     for digits in range(3, 6):
         if all(f'{row[0]:.{digits}f}' != f'{row[-1]:.{digits}f}' for row in rows if len(row) > 1):
             return digits

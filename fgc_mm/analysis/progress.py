@@ -25,10 +25,6 @@ class Advance(Protocol):
 def progress(what: str, total: int) -> Iterator[Advance]:
     """A bar with an estimate on stderr, or a line now and then in a log file.
 
-    Args:
-        what (str): Stands before the bar.
-        total (int): How many there are.
-
     Example:
         >>> with progress('pictures', 100) as advance:
         ...     advance(10)

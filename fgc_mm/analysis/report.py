@@ -190,10 +190,6 @@ def flatten(node: Any, prefix: str = '') -> dict[str, str]:
 
     Hooks and steps of a pipeline go by their type, so that one more of them moves
     no other; which there are, and in which order, is a value of its own.
-
-    Args:
-        node (Any): The config, or a part of it.
-        prefix (str): Key of the part. Defaults to ''.
     """
     flat: dict[str, str] = {}
     if isinstance(node, dict) and node:

@@ -111,10 +111,6 @@ def color_scale(name: str, steps: int = 16) -> list[str]:
 def save(figure: Figure, stem: Path) -> list[Path]:
     """Write a figure as ``.png`` and ``.svg``.
 
-    Args:
-        figure (Figure): The figure.
-        stem (Path): Path without the ending.
-
     Returns:
         list[Path]: What was written.
     """

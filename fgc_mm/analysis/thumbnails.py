@@ -35,11 +35,7 @@ class Thumbnails:
         self._known: dict[int, np.ndarray] = {}
 
     def read(self, number: int) -> np.ndarray:
-        """A picture, H x W x 3 in RGB.
-
-        Args:
-            number (int): Its row in the table.
-        """
+        """A picture, H x W x 3 in RGB."""
         if number not in self._known:
             path = self.table.paths[number]
             if os.path.isfile(path):

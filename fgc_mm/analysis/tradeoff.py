@@ -93,12 +93,6 @@ def spread(values: Sequence[float]) -> Optional[float]:
 def write_table(rows: Sequence[Row], metric: str, folder: Path, name: str = 'table') -> str:
     """Write ``table.csv`` and ``table.md``.
 
-    Args:
-        rows (Sequence[Row]): The rows.
-        metric (str): Name of the metric.
-        folder (Path): Where to.
-        name (str): Name of the files. Defaults to 'table'.
-
     Returns:
         str: The table in markdown.
     """
@@ -121,13 +115,7 @@ def write_table(rows: Sequence[Row], metric: str, folder: Path, name: str = 'tab
 
 
 def tradeoff_figure(rows: Sequence[Row], metric: str, title: str = '') -> Figure:
-    """Metric against executed computation: a line of means for each series, runs as dots.
-
-    Args:
-        rows (Sequence[Row]): The rows; those without runs are left out.
-        metric (str): Name of the metric.
-        title (str): Over the figure. Defaults to ''.
-    """
+    """Metric against executed computation: a line of means for each series, runs as dots."""
     rows = [row for row in rows if row.metric]
     with style.style():
         figure = style.new_figure(6, 4)

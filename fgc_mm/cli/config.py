@@ -105,10 +105,6 @@ def merge_options(cfg: Config, pairs: Optional[Sequence[str]]) -> None:
 def check_keys(options: Mapping[str, Any], known: Iterable[str]) -> None:
     """See that the first part of every dotted key is known.
 
-    Args:
-        options (Mapping): Dotted key -> value.
-        known (Iterable[str]): Keys of the config, and those a Runner reads.
-
     Raises:
         UsageError: For a key that nobody would ever read.
     """

@@ -24,9 +24,6 @@ _SIDES = ('xmin', 'ymin', 'xmax', 'ymax')
 def xml_fault(path: str) -> Optional[str]:
     """What is wrong with an annotation in the form of VOC.
 
-    Args:
-        path (str): A file on a local disk.
-
     Returns:
         str: The message; None if the detector's reader can make something of it.
     """
@@ -82,10 +79,6 @@ def dataset_fault(dataset: Any, scope: Optional[str] = None) -> Optional[str]:
     """Why a dataset could not be built, if the fault lies in its annotations.
 
     Called after it failed: reads the annotation files one after the other.
-
-    Args:
-        dataset (Mapping): Config of the dataset, with its wrappers.
-        scope (str, optional): Default scope of the config. Defaults to None.
 
     Returns:
         str: The message; None if nothing was found.
@@ -164,9 +157,6 @@ def check_boxes(dataset: Any) -> None:
 
     A box without, or beyond the picture, has no logarithm of its size: it makes
     the loss infinite. Boxes marked difficult are not trained and may be anything.
-
-    Args:
-        dataset (Dataset): The dataset, with its wrappers, annotations read.
 
     Raises:
         DataError: Naming the first file and object.

@@ -144,11 +144,7 @@ class CIFARBinary(BaseDataset):
         return data_list
 
     def get_cat_ids(self, idx: int) -> list[int]:
-        """Class of one picture, as mmengine's ``ClassBalancedDataset`` asks for it.
-
-        Args:
-            idx (int): Index of the picture.
-        """
+        """Class of one picture, as mmengine's ``ClassBalancedDataset`` asks for it."""
         return [int(self.get_data_info(idx)['gt_label'])]
 
     def _read(self, path: Path) -> list[dict]:

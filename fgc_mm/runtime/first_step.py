@@ -153,10 +153,6 @@ def watch_first_steps(runner: Runner, config: KeptConfig) -> None:
     test comes from the config or the data far more often than from the code.
     Errors of later steps pass as they are. Datasets name the file of a broken
     picture or annotation, and a checkpoint that cannot be loaded is named.
-
-    Args:
-        runner (Runner): The runner, just built.
-        config (KeptConfig): The config in the work dir before it was.
     """
     config.put_back()
     steps = _FirstSteps(config)

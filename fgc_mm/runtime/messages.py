@@ -47,11 +47,7 @@ def explained(what: str) -> Iterator[None]:
 
 
 def sentence(error: BaseException) -> str:
-    """What an error says; one of a data worker loses its inner traceback.
-
-    Args:
-        error (BaseException): Any error.
-    """
+    """What an error says; one of a data worker loses its inner traceback."""
     kind, text = type(error).__name__, str(error).strip()
     if isinstance(error, OSError) and error.strerror:
         return f'{error.strerror}: {error.filename}' if error.filename else error.strerror

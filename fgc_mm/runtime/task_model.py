@@ -25,12 +25,6 @@ def forward_argument(name: str, args: tuple, kwargs: dict, default: Any = None) 
 
     mmengine passes what the data preprocessor returns by name if it is a dict
     and by position otherwise.
-
-    Args:
-        name (str): Name of the argument.
-        args (tuple): Positional arguments of the call.
-        kwargs (dict): Named arguments of the call.
-        default (Any): What to return if it was not given. Defaults to None.
     """
     if name in kwargs:
         return kwargs[name]

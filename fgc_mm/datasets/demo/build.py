@@ -62,12 +62,7 @@ def ensure_demo_data(
 
 
 def is_complete(folder: Path, kind: str) -> bool:
-    """Whether a folder holds this version of the demo data, every file at its size.
-
-    Args:
-        folder (Path): Folder of one kind.
-        kind (str): Which kind it should be.
-    """
+    """Whether a folder holds this version of the demo data, every file at its size."""
     manifest = _read_manifest(folder)
     if manifest.get('kind') != kind or manifest.get('version') != DEMO_VERSION:
         return False

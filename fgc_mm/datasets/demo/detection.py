@@ -51,9 +51,6 @@ def draw_detection_scenes(split: str) -> list[Scene]:
 def build_detection(root: Path) -> dict[str, dict[str, list[int]]]:
     """Write ``VOCdevkit/VOC2007``.
 
-    Args:
-        root (Path): Folder to write into.
-
     Returns:
         dict: For every split and picture the digits that are in it.
     """

@@ -84,12 +84,6 @@ def draw_digit(
 ) -> np.ndarray:
     """Draw one digit large, as smooth ink with a soft edge.
 
-    Args:
-        image (np.ndarray): 8 x 8, as in :class:`Digits`.
-        size (float): Height in pixels of the eight rows before rotation.
-        rng (np.random.Generator): Source of angle, slant and width.
-        max_angle (float): Largest rotation in degrees. Defaults to 10.
-
     Returns:
         np.ndarray: Square float32 patch, 0 is paper and 1 is ink.
     """

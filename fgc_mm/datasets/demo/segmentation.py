@@ -34,9 +34,6 @@ def label_map(scene: Scene) -> np.ndarray:
 
     The soft edge, one pixel on either side of the ink's outline, is ignored.
 
-    Args:
-        scene (Scene): The scene.
-
     Returns:
         np.ndarray: H x W, uint8.
     """
@@ -51,9 +48,6 @@ def label_map(scene: Scene) -> np.ndarray:
 
 def build_segmentation(root: Path) -> dict[str, dict[str, list[int]]]:
     """Write ``leftImg8bit`` and ``gtFine``.
-
-    Args:
-        root (Path): Folder to write into.
 
     Returns:
         dict: For every split and picture the digits that are in it.

@@ -37,11 +37,7 @@ def companion_path(checkpoint: str, name: str) -> str:
 
 
 def companions_of(checkpoint: str) -> list[str]:
-    """The companions that are there.
-
-    Args:
-        checkpoint (str): Path of the checkpoint, on a local disk.
-    """
+    """The companions that are there."""
     return sorted(glob.glob(companion_path(glob.escape(checkpoint), '*')))
 
 

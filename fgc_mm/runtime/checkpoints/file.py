@@ -22,9 +22,6 @@ _OF_A_TRAINING = (b'\x0b\0\0\0message_hub', b'\x09\0\0\0optimizer')
 def checkpoint_fault(path: str) -> Optional[str]:
     """What is wrong with a checkpoint file, and what to do.
 
-    Args:
-        path (str): A file on a local disk.
-
     Returns:
         str: The message; None if it may be a checkpoint.
     """
@@ -87,9 +84,6 @@ def is_of_a_training(path: str) -> Optional[bool]:
 
     What lies beside a checkpoint, best and published ones and plain weights lack one.
 
-    Args:
-        path (str): A file on a local disk.
-
     Returns:
         bool: None if it is too broken to tell.
     """
@@ -103,11 +97,7 @@ def is_of_a_training(path: str) -> Optional[bool]:
 
 
 def unusual_format(file: BinaryIO) -> Optional[str]:
-    """What a file is that torch loads in a way of its own; None if it is not.
-
-    Args:
-        file (BinaryIO): The file, which is left where it stands.
-    """
+    """What a file is that torch loads in a way of its own; None if it is not."""
     start = file.tell()
     try:
         if tarfile.is_tarfile(file):

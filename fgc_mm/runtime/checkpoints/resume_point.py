@@ -24,10 +24,6 @@ def go_on(cfg: Config, checkpoint: Optional[str] = None) -> None:
 
     Without one to go on from, the config's ``load_from`` still holds.
 
-    Args:
-        cfg (Config): The config of the training.
-        checkpoint (str, optional): The checkpoint. Defaults to None, the latest.
-
     Raises:
         UsageError: If it is missing or broken, and no other can serve.
     """
@@ -48,9 +44,6 @@ def go_on(cfg: Config, checkpoint: Optional[str] = None) -> None:
 
 def what_is_wrong(path: str) -> Optional[str]:
     """Why a local checkpoint cannot be gone on from, without unpickling it.
-
-    Args:
-        path (str): The checkpoint.
 
     Returns:
         str: What is wrong with it or the files beside it that belong to it; None if all are whole.

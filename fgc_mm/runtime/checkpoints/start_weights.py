@@ -36,9 +36,6 @@ def check_start_weights(cfg: Config) -> None:
     weights, such as ``torchvision://resnet50``, must be in the cache or on a server that
     answers; the first process alone asks.
 
-    Args:
-        cfg (Config): The config of a training.
-
     Raises:
         UsageError: Naming each that is missing or no checkpoint, and what to do.
     """

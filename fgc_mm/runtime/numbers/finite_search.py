@@ -15,11 +15,7 @@ from ..task_model import forward_argument
 
 
 def all_finite(tensors: Iterable[Tensor]) -> Tensor:
-    """Whether no tensor has NaN or Inf, as a tensor: nothing waits for the device.
-
-    Args:
-        tensors (Iterable[Tensor]): Of any shapes; those of integers do not count.
-    """
+    """Whether no tensor has NaN or Inf, as a tensor: nothing waits for the device."""
     given = [t.detach() for t in tensors if t.is_floating_point() and t.numel()]
     if not given:
         return torch.tensor(True)
@@ -30,11 +26,7 @@ def all_finite(tensors: Iterable[Tensor]) -> Tensor:
 
 
 def not_finite(named: Iterable[tuple[str, Tensor]]) -> list[str]:
-    """The names of tensors with NaN or Inf.
-
-    Args:
-        named (Iterable[tuple[str, Tensor]]): Names and tensors.
-    """
+    """The names of tensors with NaN or Inf."""
     return [name for name, tensor in named if not bool(all_finite([tensor]))]
 
 
@@ -75,11 +67,6 @@ def first_layer(model: nn.Module, args: tuple, kwargs: dict) -> Optional[str]:
     """Run a pass once more and name the first layer that makes NaN or Inf.
 
     The model's own forward hooks are not called; its norms see the batch again.
-
-    Args:
-        model (nn.Module): The task model.
-        args (tuple): Positional arguments of the pass.
-        kwargs (dict): Named ones.
 
     Returns:
         str: The layer, its kind, and the pictures it happened with; None if there is none.

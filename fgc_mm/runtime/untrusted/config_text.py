@@ -20,9 +20,6 @@ def find_code(text: str) -> Optional[str]:
     literals and ``dict(...)``. Text that cannot be parsed cannot be run either, and a
     name that is not there ends a run before anything happens.
 
-    Args:
-        text (str): Python source.
-
     Returns:
         str: The first such piece with its line, None if there is none.
     """
@@ -80,12 +77,7 @@ def keep_assignment(text: str, name: str) -> str:
 
 
 def _code(node: ast.AST, known: set[str]) -> Optional[ast.AST]:
-    """The first part of an expression that is no plain value.
-
-    Args:
-        node (ast.AST): The expression.
-        known (set[str]): Names the text has set before.
-    """
+    """The first part of an expression that is no plain value."""
     if isinstance(node, ast.Constant):
         return None
     if isinstance(node, (ast.List, ast.Tuple, ast.Set)):
