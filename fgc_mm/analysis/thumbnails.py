@@ -14,7 +14,7 @@ import mmcv
 import numpy as np
 from mmengine.config import Config
 
-from ..errors import UsageError
+from ..errors import FgcError
 from ..runtime import launch
 from .gate_table import GateTable
 from .gather import build_dataset
@@ -43,7 +43,7 @@ class Thumbnails:
             else:
                 try:
                     picture = self._from_dataset(int(self.table.positions[number]))
-                except (UsageError, OSError):  # the data is elsewhere now
+                except (FgcError, OSError):  # the data is elsewhere now
                     picture = np.full((32, 32, 3), 128, np.uint8)
             self._known[number] = _shrink(picture, self.size)
         return self._known[number]
