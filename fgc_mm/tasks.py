@@ -61,13 +61,7 @@ class Task:
         """Set what the package's own tools set in the config of a dataloader."""
 
     def draw(self, cfg: Any, hook: MutableMapping, show_dir: Optional[str]) -> None:
-        """Turn the visualization hook on.
-
-        Args:
-            cfg (Config): The config.
-            hook (MutableMapping): The hook in it.
-            show_dir (str, optional): Where pictures go. None: to no file.
-        """
+        """Turn the visualization hook on."""
         hook.update(draw=True)
         if show_dir:
             cfg.visualizer.save_dir = show_dir
@@ -78,17 +72,7 @@ class Task:
     def inferencer(
         self, cfg: Any, checkpoint: str, out_dir: str, device: str
     ) -> tuple[Any, Predict]:
-        """The model, and a function that predicts a picture and draws the result.
-
-        Args:
-            cfg (Config): The config.
-            checkpoint (str): The weights.
-            out_dir (str): Pictures go to ``vis`` in it.
-            device (str): Where to run.
-
-        Raises:
-            UsageError: If the task has none.
-        """
+        """The model, and a function that predicts a picture and draws the result."""
         able = [t.scope for t in TASKS.values() if type(t).inferencer is not Task.inferencer]
         raise UsageError(
             f'default_scope={cfg.get("default_scope")!r} has no inferencer here; it must be one of '

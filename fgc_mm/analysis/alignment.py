@@ -42,13 +42,6 @@ def align(
     Features and gates are put into as many clusters as there are classes. Of a
     picture with several classes the main one counts.
 
-    Args:
-        table (GateTable): The gates.
-        layer (str): Name of the gate.
-        space (str): ``'logits'`` or ``'mask'`` of the gate. Defaults to 'logits'.
-        k (int): Neighbors of the overlap. Defaults to 10.
-        seed (int): Of the clusters. Defaults to 0.
-
     Returns:
         dict[str, float]: The keys of :data:`PANELS`.
     """

@@ -100,9 +100,6 @@ class GateTable:
             layers (str | int | Sequence): See
                 :func:`~fgc_mm.gates.utils.match_blocks`; names of gates as well.
             key (str): What the choice is called, for the error. Defaults to 'layers'.
-
-        Raises:
-            UsageError: If there is no such block; it names those there are.
         """
         blocks = list(dict.fromkeys(name.rpartition('.')[0] for name in self.layers))
         wanted = [layers] if isinstance(layers, (str, int)) else list(layers)

@@ -27,12 +27,6 @@ def similarities(gates: np.ndarray, query: int) -> np.ndarray:
 def ranking(table: GateTable, layer: str, query: int, space: str = 'logits') -> list[dict]:
     """All pictures but the query, the most similar first.
 
-    Args:
-        table (GateTable): The gates.
-        layer (str): Name of the gate.
-        query (int): Row of the query.
-        space (str): ``'logits'`` or ``'mask'``. Defaults to 'logits'.
-
     Returns:
         list[dict]: ``query``, ``rank``, ``picture`` (row), ``similarity``,
         ``category`` (main class) and ``path``.
@@ -63,16 +57,7 @@ def default_queries(table: GateTable, count: int = 5) -> list[int]:
 def neighbors_figure(
     table: GateTable, layer: str, queries: Sequence[int], pictures: Thumbnails, **options: Any
 ) -> Figure:
-    """A row for each query: itself, then pictures from most to least similar.
-
-    Args:
-        table (GateTable): The gates.
-        layer (str): Name of the gate.
-        queries (Sequence[int]): Rows of the queries.
-        pictures (Thumbnails): The pictures.
-        options: ``space`` of :func:`ranking`, and ``near`` and ``far``, see
-            :func:`gallery`.
-    """
+    """A row for each query: itself, then pictures from most to least similar."""
     space = options.pop('space', 'logits')
     rows = [gallery(ranking(table, layer, query, space), **options) for query in queries]
     columns = 1 + max(map(len, rows))
@@ -102,13 +87,7 @@ def neighbors_figure(
 
 
 def gallery(rows: Sequence[dict], near: int = 5, far: int = 4) -> list[dict]:
-    """The nearest of a ranking, and some evenly down to the last.
-
-    Args:
-        rows (Sequence[dict]): See :func:`ranking`.
-        near (int): How many of the first. Defaults to 5.
-        far (int): How many of the rest, the last among them. Defaults to 4.
-    """
+    """The nearest of a ranking, and some evenly down to the last."""
     rest = range(near, len(rows))
     chosen = spread_out(rest, far + 1)[1:] if far and len(rest) > far else list(rest)[:far]
     return [*rows[:near], *(rows[number] for number in chosen)]
@@ -130,17 +109,7 @@ def analyze_neighbors(
     queries: Optional[Sequence[int]] = None,
     space: str = 'logits',
 ) -> list[Path]:
-    """Write ``neighbors.csv`` with whole rankings, and a gallery for each layer.
-
-    Args:
-        table (GateTable): The gates.
-        layers (Sequence[str]): Names of the gates.
-        pictures (Thumbnails): The pictures.
-        out_dir (Path): Where to.
-        queries (Sequence[int], optional): Rows of the queries. Defaults to
-            None, see :func:`default_queries`.
-        space (str): ``'logits'`` or ``'mask'``. Defaults to 'logits'.
-    """
+    """Write ``neighbors.csv`` with whole rankings, and a gallery for each layer."""
     queries = default_queries(table) if queries is None else list(queries)
     for query in queries:
         if not 0 <= query < len(table):

@@ -40,12 +40,6 @@ def write_report(
         max_layers (int): How many layers get an embedding. Defaults to 8.
         network (bool): Whether networks may run; otherwise the page has what
             the logs tell. Defaults to True.
-
-    Returns:
-        list[ReportRun]: The runs; ``note`` says why gates could not be shown.
-
-    Raises:
-        UsageError: If a folder holds no run, or ``max_images`` is less than 2.
     """
     check_max_images(max_images)
     jinja2 = need('jinja2', 'a report')

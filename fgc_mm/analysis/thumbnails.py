@@ -21,13 +21,7 @@ from .gather import build_dataset
 
 
 class Thumbnails:
-    """Reads pictures of a table from their files, or from the dataset.
-
-    Args:
-        cfg (Config): Config the table was gathered with.
-        table (GateTable): The table.
-        size (int): Longer side, at most. Defaults to 96.
-    """
+    """Reads pictures of a table from their files, or from the dataset."""
 
     def __init__(self, cfg: Config, table: GateTable, size: int = 96) -> None:
         self.cfg, self.table, self.size = cfg, table, size

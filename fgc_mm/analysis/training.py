@@ -27,12 +27,6 @@ def read_curves(work_dir: Path) -> Curves:
 
     A run that was resumed has several logs: later ones replace what earlier
     ones have from the same iteration on.
-
-    Args:
-        work_dir (Path): The run's folder, as ``tools/train.py`` leaves it.
-
-    Raises:
-        UsageError: If it holds no log of a training.
     """
     if not work_dir.is_dir():
         raise UsageError(f'work dir {work_dir} does not exist')

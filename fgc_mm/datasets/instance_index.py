@@ -58,13 +58,6 @@ def install_instance_index(loader: DataLoader, loop: Any = None) -> InstanceInde
 
     Call it before the first item is loaded; it may be called again. Workers that
     have started already are started anew.
-
-    Returns:
-        InstanceIndex: How many instances there are, and their labels.
-
-    Raises:
-        UsageError: If a dataset is of a kind that cannot be indexed.
-        UsageError: If an augmentation mixes several pictures.
     """
     refuse_mixing(loader.dataset)
     if hasattr(loader.dataset, 'full_init'):
@@ -213,9 +206,6 @@ def refuse_mixing(dataset: Any, data_preprocessor: Any = None) -> None:
     """Raise if an item of the dataset or a batch of the model is made of several pictures.
 
     Such an item is no instance: there is no row of a bank it belongs to.
-
-    Raises:
-        UsageError: Naming what mixes, and where it stands.
     """
     for where, name in _mixing(dataset, data_preprocessor):
         raise UsageError(

@@ -39,14 +39,6 @@ def check_dataset_paths(
     picture is checked to have its annotation, by listing folders, not by opening
     files. Of a dataset class that is not known only ``data_root`` is looked at,
     and nothing of one that downloads its data or reads it from a remote store.
-
-    Args:
-        cfg (Config | Mapping): A config with ``<split>_dataloader`` entries.
-        splits (Sequence[str]): Whose data. Defaults to all three.
-
-    Raises:
-        DataError: If something is missing; it names the config keys, the
-            path and the next step.
     """
     problems: dict[str, _Problem] = {}
     for split in splits:

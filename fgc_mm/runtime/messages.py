@@ -28,12 +28,6 @@ def explained(what: str) -> Iterator[None]:
     """Turn whatever is raised inside into one message.
 
     With ``FGC_MM_TRACEBACK`` set in the environment errors pass as they are.
-
-    Args:
-        what (str): Subject of the message, such as 'the config cannot be built'.
-
-    Raises:
-        RunError: For any error but those of fgc_mm, which say all there is to say.
     """
     try:
         yield

@@ -10,11 +10,7 @@ from mmengine.model import is_model_wrapper
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The task model inside distributed wrappers.
-
-    Args:
-        model (nn.Module): ``runner.model``.
-    """
+    """The task model inside distributed wrappers."""
     while is_model_wrapper(model):
         model = model.module  # type: ignore[assignment]
     return model

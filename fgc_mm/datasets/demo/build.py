@@ -48,9 +48,6 @@ def ensure_demo_data(
         kinds (str | Sequence[str]): Any of ``'classification'``, ``'detection'`` and
             ``'segmentation'``. Defaults to all of them.
         force (bool): Build again what is there already. Defaults to False.
-
-    Raises:
-        UsageError: If a kind is not known.
     """
     kinds = [kinds] if isinstance(kinds, str) else list(kinds)
     if not set(kinds) <= set(DEMO_KINDS):

@@ -20,11 +20,7 @@ _OF_A_TRAINING = (b'\x0b\0\0\0message_hub', b'\x09\0\0\0optimizer')
 
 
 def checkpoint_fault(path: str) -> Optional[str]:
-    """What is wrong with a checkpoint file, and what to do.
-
-    Returns:
-        str: The message; None if it may be a checkpoint.
-    """
+    """What is wrong with a local checkpoint file, and what to do; None if it may be one."""
     reason = file_fault(path)
     if reason is None:
         return None
@@ -46,16 +42,7 @@ def existing(checkpoint: str) -> str:
 
 
 def file_fault(path: str, whole: bool = False) -> Optional[str]:
-    """What is wrong with a file of ``torch.save``.
-
-    Args:
-        path (str): A file on a local disk.
-        whole (bool): Read all of it and compare checksums, not only its start and end.
-            Defaults to False.
-
-    Returns:
-        str: The reason; None if nothing is.
-    """
+    """What is wrong with a file of ``torch.save``; ``whole`` reads all of it and its checksums."""
     if os.path.isdir(path):
         return 'it is a folder'
     size = os.path.getsize(path)

@@ -24,9 +24,6 @@ def argument_faults(what: Callable, arguments: Mapping[str, Any], key: str) -> l
     """Arguments that a class does not have or, if it is one of ours, of another type.
 
     Nothing is said where a class may take more than can be seen.
-
-    Returns:
-        list[str]: A message for each.
     """
     known, closed = _parameters(what)
     faults = {}

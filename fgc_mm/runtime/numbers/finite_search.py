@@ -31,11 +31,7 @@ def not_finite(named: Iterable[tuple[str, Tensor]]) -> list[str]:
 
 
 def loss_terms(losses: Mapping[str, Any]) -> dict[str, Tensor]:
-    """What ``parse_losses`` sums up, each term by its name.
-
-    Args:
-        losses (Mapping): What ``forward(..., mode='loss')`` returned.
-    """
+    """What ``parse_losses`` sums up, each term by its name."""
     terms = {}
     for name, value in losses.items():
         parts = value if isinstance(value, (list, tuple)) else [value]
@@ -99,12 +95,7 @@ def first_layer(model: nn.Module, args: tuple, kwargs: dict) -> Optional[str]:
 
 
 def bad_pictures(rows: Any, data_samples: Any) -> str:
-    """The files of the pictures whose rows have NaN or Inf, where that can be told.
-
-    Args:
-        rows (Any): A tensor with a row for each picture, or a list.
-        data_samples (Any): The data samples of the batch.
-    """
+    """The files of the pictures whose rows have NaN or Inf, where that can be told."""
     if not isinstance(data_samples, (list, tuple)) or not isinstance(rows, (Tensor, list, tuple)):
         return ''
     if len(rows) != len(data_samples):

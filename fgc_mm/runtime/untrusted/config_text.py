@@ -52,10 +52,6 @@ def find_code(text: str) -> Optional[str]:
 def keep_assignment(text: str, name: str) -> str:
     """The part of a plain config that sets one name, the rest left out.
 
-    Args:
-        text (str): A text :func:`find_code` has nothing against.
-        name (str): The name.
-
     Returns:
         str: ``'name = value'``, or ``''`` if it is not set.
     """
