@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ..errors import UsageError
 from ..gates import Gate
 from ..gates.missing_keys import report_missing
+from .layers import input_channels
 from .site import End, Site
 
 NAME = 'gates'
@@ -68,6 +69,10 @@ class Gates(BaseModule):
         """The gate of a site."""
         return getattr(self, self.name_of(site))
 
+    def forward(self, x: Tensor) -> Tensor:
+        """Nothing: a network that is a row of layers runs its last child, too."""
+        return x
+
     def init_weights(self) -> None:
         """The gates' own initial values, unless a checkpoint has brought others."""
         if not self.loaded:
@@ -96,12 +101,17 @@ class Decide:
         gates (Gates): The gates of the network.
         sites (Sequence[str]): Names of the sites with this source.
         axis (int): Where the channels of the input are.
+        reads (Mapping[str, End]): Sites whose channels the input holds. Layers read zeros in place
+            of closed ones, and so do gates.
     """
 
-    def __init__(self, gates: Gates, sites: Sequence[str], axis: int) -> None:
+    def __init__(
+        self, gates: Gates, sites: Sequence[str], axis: int, reads: Mapping[str, End]
+    ) -> None:
         self.gates = gates
         self.sites = list(sites)
         self.axis = axis
+        self.reads = dict(reads)
 
     def __call__(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         x = args[0] if args else next(iter(kwargs.values()))
@@ -110,8 +120,16 @@ class Decide:
             gate = self.gates.of(name)
             kind = type(gate).pool
             if kind not in pooled:
-                pooled[kind] = gate.pool(as_map(x, self.axis))
+                pooled[kind] = self._closed(gate.pool(as_map(x, self.axis)))
             gate.multiplier = gate(pooled[kind])
+
+    def _closed(self, pooled: Tensor) -> Tensor:
+        """The pooled input with zeros for closed channels."""
+        for name, end in self.reads.items():
+            decided = self.gates.of(name).multiplier
+            if decided is not None:
+                pooled = pooled * end.spread(decided).to(pooled.dtype)
+        return pooled
 
 
 class Mask:
@@ -269,16 +287,16 @@ def attach(
         network.register_forward_pre_hook(around.enter)
         network.register_forward_hook(around.leave, always_call=True)
     network.register_forward_pre_hook(KeepModes(gates))
-    by_source: dict[tuple[str, int], list[str]] = {}
-    for site in sites:
-        by_source.setdefault((site.source, site.axis), []).append(site.name)
-    for (source, axis), names in by_source.items():
-        hook = Decide(gates, names, axis)
-        modules[source].register_forward_pre_hook(hook, with_kwargs=True, prepend=True)
     ends: dict[str, dict[str, End]] = {}
     for site in sites:
         for end in site.consumers:
             ends.setdefault(end.module, {})[site.name] = end
+    by_source: dict[tuple[str, int, str], list[str]] = {}
+    for site in sites:
+        by_source.setdefault((site.source, site.axis, site.reader), []).append(site.name)
+    for (source, axis, reader), names in by_source.items():
+        hook = Decide(gates, names, axis, ends.get(reader, {}))
+        modules[source].register_forward_pre_hook(hook, with_kwargs=True, prepend=True)
     noted = {site.name: _first_reader(site) for site in sites}
     for consumer, read in ends.items():
         layer = modules[consumer]
@@ -296,10 +314,3 @@ def _first_reader(site: Site) -> str:
         if end.index is None or set(range(site.channels)) <= set(end.index):
             return end.module
     return site.consumers[0].module
-
-
-def input_channels(layer: nn.Module) -> tuple[int, int]:
-    """Number of a layer's input channels, and where they are, from the end."""
-    if isinstance(layer, nn.Linear):
-        return layer.in_features, -1
-    return layer.in_channels, -1 - len(layer.kernel_size)  # type: ignore[arg-type, return-value]

@@ -82,6 +82,8 @@ class Site:
         calls (int): How often it decides in a pass.
         scales (tuple[Scale]): Parameters and buffers in between with an entry for each channel,
             but those of the layers above.
+        reader (str): Path of the first layer that reads the source's input. Channels of other sites
+            that are masked there are closed for the gate as well.
     """
 
     source: str
@@ -93,6 +95,7 @@ class Site:
     axis: int = 1
     calls: int = 1
     scales: tuple[Scale, ...] = ()
+    reader: str = ''
 
     @property
     def name(self) -> str:
