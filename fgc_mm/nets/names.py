@@ -185,9 +185,7 @@ class Family:
         if not isinstance(checkpoint, str):
             raise UsageError(f'{self.__name__}: pretrained={checkpoint!r} must be a str or None')
         if kwargs.get('init_cfg'):
-            raise UsageError(
-                f'{self.__name__}: give either pretrained={checkpoint!r} or init_cfg'
-            )
+            raise UsageError(f'{self.__name__}: give either pretrained={checkpoint!r} or init_cfg')
         if known:
             kwargs['pretrained'] = checkpoint
         else:

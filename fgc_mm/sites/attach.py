@@ -75,6 +75,10 @@ class Gates(BaseModule):
             self.of(name).eval()
         return self
 
+    def forward(self, x: Any) -> Any:
+        """Nothing: a network that is a ``nn.Sequential`` runs all of its children."""
+        return x
+
     def init_weights(self) -> None:
         """The gates' own initial values, unless a checkpoint has brought others."""
         if not self.loaded:
@@ -117,8 +121,17 @@ class Decide:
             gate = self.gates.of(name)
             kind = type(gate).pool
             if kind not in pooled:
-                pooled[kind] = gate.pool(as_map(x, self.axis))
+                pooled[kind] = self._without_closed(gate.pool(as_map(x, self.axis)), name)
             gate.multiplier = gate(pooled[kind])
+
+    def _without_closed(self, pooled: Tensor, name: str) -> Tensor:
+        """What is closed in the input is closed for gates as well."""
+        for end in self.gates.sites[name].reads:
+            if end.module in self.gates.sites:
+                multiplier = self.gates.of(end.module).multiplier
+                if multiplier is not None:
+                    pooled = pooled * end.spread(multiplier).to(pooled.dtype)
+        return pooled
 
 
 class Mask:

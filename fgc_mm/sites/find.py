@@ -18,7 +18,8 @@ from torch.utils._pytree import tree_map
 from ..errors import UsageError
 from .labels import Labels, NotPrivate, step
 from .recorder import LAYER, Node, Record, Ref, record_pass
-from .site import End, Refusal, Site
+from .scales import Key, ScaleFinder
+from .site import End, Refusal, Scale, Site
 from .sources import find_source
 
 Example = Union[Tensor, Sequence[Any], Mapping[str, Any]]
@@ -82,6 +83,7 @@ class _Flow:
     reads: list[tuple[int, str]] = field(default_factory=list)
     merged: dict[int, int] = field(default_factory=dict)
     passed: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    scales: dict[Key, np.ndarray] = field(default_factory=dict)
 
 
 class _Escape(Exception):
@@ -102,7 +104,10 @@ class Finder:
         self.modules = dict(module.named_modules())
         self.record = record
         self.readers = record.readers()
+        self.scales = ScaleFinder(module, record)
         self.calls: dict[str, list[int]] = {}
+        self._followed: dict[str, tuple[dict[int, Labels], np.ndarray]] = {}
+        self._inputs: dict[str, Ref] = {}
         for number, node in enumerate(record.nodes):
             if node.op == LAYER:
                 self.calls.setdefault(node.module, []).append(number)
@@ -115,7 +120,12 @@ class Finder:
                 found.sites.append(self._site(name))
             except _Escape as escape:
                 found.refused.append(Refusal(name, str(escape)))
-        found.sites = _with_factors(found.sites)
+        sites, found.sites = _with_factors(found.sites), []
+        for site in sites:
+            try:
+                found.sites.append(replace(site, reads=self._reads(site, sites)))
+            except _Escape as escape:
+                found.refused.append(Refusal(site.name, str(escape)))
         return found
 
     # -- one layer -----------------------------------------------------------------------
@@ -143,17 +153,37 @@ class Finder:
         count = int(decisions.max()) + 1
         if count < 2:
             raise _Escape('all of its channels belong together')
-        source, channels, axis = find_source(self.record, self.modules, name, self.calls[name])
+        source, axis, given = find_source(self.record, self.modules, name, self.calls[name])
+        self._inputs[name] = given
+        self._followed[name] = first.labels, decisions
         return Site(
             source=source,
-            source_channels=channels,
+            source_channels=given.shape[axis],
             producers=(_end(name, np.arange(width), decisions),),
             through=tuple(_end(n, index, decisions) for n, index in first.through.items()),
             consumers=tuple(_end(n, index, decisions) for n, index in first.consumers.items()),
             channels=count,
             axis=axis,
             calls=len(flows),
+            scales=tuple(
+                Scale(*key, _followed(index, decisions)) for key, index in first.scales.items()
+            ),
         )
+
+    def _reads(self, site: Site, sites: Sequence[Site]) -> tuple[End, ...]:
+        """The sites whose channels a gate would read."""
+        given, reads = self._inputs[site.name], []
+        dim = site.axis % len(given.shape)
+        for other in sites:
+            labels, decisions = self._followed[other.name]
+            if given.value not in labels:
+                continue
+            met = labels[given.value]
+            if any(size > 1 for d, size in enumerate(met.shape) if d != dim):
+                raise _Escape(f'its gate would read {other.name} across its channels')
+            index = np.broadcast_to(met.reshape(-1), (given.shape[dim],))
+            reads.append(_end(other.name, index, decisions))
+        return tuple(reads)
 
     def _follow(self, number: int) -> _Flow:
         """Follow one call; a grouped convolution on the way is passed where that is possible."""
@@ -215,7 +245,9 @@ class Finder:
         passed: tuple[int, ...],
     ) -> tuple[list[Optional[Labels]], tuple[int, ...]]:
         if node.op != LAYER:
-            return step(node, flow.labels, self.record.constants), passed
+            outputs = step(node, flow.labels, self.record.constants)
+            self.scales.add(node, flow.labels, flow.scales)
+            return outputs, passed
         read = node.args[0] if node.args else next(iter(node.kwargs.values()))
         if not isinstance(read, Ref) or read.value not in flow.labels or len(marked) != 1:
             raise NotPrivate(f'{node.module} reads it beside its input')
@@ -302,11 +334,16 @@ def _decisions(width: int, merged: dict[int, int]) -> np.ndarray:
 
 
 def _end(name: str, index: np.ndarray, decisions: np.ndarray) -> End:
+    return End(name, _followed(index, decisions))
+
+
+def _followed(index: np.ndarray, decisions: np.ndarray) -> Optional[tuple[int, ...]]:
+    """For each channel of a layer or a tensor the decision it follows, None if they are equal."""
     followed = np.where(index >= 0, decisions[np.maximum(index, 0)], -1)
     plain = len(followed) == int(decisions.max()) + 1 and np.array_equal(
         followed, np.arange(len(followed))
     )
-    return End(name, None if plain else tuple(int(i) for i in followed))
+    return None if plain else tuple(int(i) for i in followed)
 
 
 def _with_factors(sites: list[Site]) -> list[Site]:
@@ -343,9 +380,14 @@ def _with_factors(sites: list[Site]) -> list[Site]:
                 producers=site.producers + tuple(p for f in factors for p in f.producers),
                 through=site.through
                 + tuple(t for f in factors for t in f.through if t not in site.through),
+                scales=_together(site.scales, *(f.scales for f in factors)),
             )
         )
     return hosts
+
+
+def _together(*scales: tuple[Scale, ...]) -> tuple[Scale, ...]:
+    return tuple(dict.fromkeys(scale for several in scales for scale in several))
 
 
 def find_sites(module: nn.Module, example: Example, modes: Sequence[bool] = (False, True)) -> Found:
@@ -409,7 +451,7 @@ def _both(first: Found, second: Found) -> Found:
     for site in first.sites:
         other = mine.get(site.name)
         if other is not None and _alike(site, other):
-            sites.append(site)
+            sites.append(replace(site, scales=_together(site.scales, other.scales)))
         elif site.name in why:
             refused.append(Refusal(site.name, f'in training {why[site.name].reason}'))
         else:

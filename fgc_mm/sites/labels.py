@@ -40,7 +40,7 @@ POINTWISE = _names(
 # Two tensors, element by element; a factor may come from anywhere.
 FACTORS = _names(
     """
-    mul div
+    mul div _prelu_kernel
     """
 )
 SUMS = _names(

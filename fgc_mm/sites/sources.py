@@ -12,7 +12,7 @@ from .recorder import LAYER, Call, Record, Ref
 
 def find_source(
     record: Record, modules: Mapping[str, nn.Module], name: str, calls: list[int]
-) -> tuple[str, int, int]:
+) -> tuple[str, int, Ref]:
     """The block around a layer if a layer in it reads the block's input, else the layer itself.
 
     Args:
@@ -22,7 +22,7 @@ def find_source(
         calls (list[int]): The nodes of its calls.
 
     Returns:
-        tuple: Path of the module, channels of its input, and where they are, 1 or -1.
+        tuple: Path of the module, where the channels of its input are, 1 or -1, and that input.
     """
     first = calls[0]
     parts = name.split('.')
@@ -37,10 +37,10 @@ def find_source(
         if reader is not None:
             ref = around[0].given
             assert ref is not None
-            return path, *_channels(ref, modules[reader])
+            return path, _axis(modules[reader]), ref
     node = record.nodes[first]
     ref = node.args[0] if node.args else next(iter(node.kwargs.values()))
-    return name, *_channels(ref, modules[name])
+    return name, _axis(modules[name]), ref
 
 
 def _calls_of(record: Record, path: str) -> list[Call]:
@@ -62,13 +62,26 @@ def _reader_of(
         if number > before:
             return None
         read = node.args[0] if node.args else None
-        if isinstance(read, Ref) and read.value == call.given.value:
+        if isinstance(read, Ref) and _is_from(record, read, call.given, call.start, number):
             return node.module
     return None
 
 
-def _channels(ref: Ref, reader: nn.Module) -> tuple[int, int]:
-    if isinstance(reader, nn.Linear):
-        return ref.shape[-1], -1
-    dims = len(reader.kernel_size)  # type: ignore[arg-type]
-    return ref.shape[len(ref.shape) - 1 - dims], 1
+def _is_from(record: Record, read: Ref, given: Ref, start: int, end: int) -> bool:
+    """Whether a tensor is a block's input, as it is or normalized and activated."""
+    value = read.value
+    for number in range(end - 1, start - 1, -1):
+        node = record.nodes[number]
+        if value == given.value:
+            return True
+        if value not in [ref.value for ref in node.outputs]:
+            continue
+        inputs = [ref for ref in node.inputs() if ref.value not in record.constants]
+        if node.op == LAYER or len(inputs) != 1 or inputs[0].shape != read.shape:
+            return False
+        value = inputs[0].value
+    return value == given.value
+
+
+def _axis(reader: nn.Module) -> int:
+    return -1 if isinstance(reader, nn.Linear) else 1
