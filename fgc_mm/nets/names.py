@@ -85,7 +85,10 @@ class Family:
         self.__name__ = self.__qualname__ = name
         self.network = network
         self.registry = registry
-        self.more = [options, *([mobilenet_options] if network == 'MobileNetV2' else [])]
+        self.more: list[Callable] = [
+            options,
+            *([mobilenet_options] if network == 'MobileNetV2' else []),
+        ]
 
     def __repr__(self) -> str:
         return f'{self.__name__} (the {self.network} of {self.registry.scope}, gated)'

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import ClassVar, Optional, Union
+from typing import Any, ClassVar, Optional, Union
 
 import torch.nn as nn
 import torch.nn.functional as F
@@ -235,7 +235,7 @@ class ResNetCifar(CifarBackbone):
             choices = ', '.join(map(str, self.arch_settings))
             raise UsageError(f'ResNetCifar: depth={depth} must be one of {choices}')
         # Needed before nn.Module is set up: plain values only.
-        self.cfg = dict(conv_cfg=conv_cfg, norm_cfg=norm_cfg, with_cp=with_cp)
+        self.cfg: dict[str, Any] = dict(conv_cfg=conv_cfg, norm_cfg=norm_cfg, with_cp=with_cp)
         width = base_channels
         channels = (width, width, 2 * width, 4 * width)
         super().__init__(

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Optional
+from typing import Any, Optional
 
 import torch.nn as nn
 import torch.utils.checkpoint as cp
@@ -128,7 +128,9 @@ class WideResNet(CifarBackbone):
         if not 0 <= dropout < 1:
             raise UsageError(f'WideResNet: dropout={dropout} must be within [0, 1)')
         # Needed before nn.Module is set up: plain values only.
-        self.cfg = dict(dropout=dropout, conv_cfg=conv_cfg, norm_cfg=norm_cfg, with_cp=with_cp)
+        self.cfg: dict[str, Any] = dict(
+            dropout=dropout, conv_cfg=conv_cfg, norm_cfg=norm_cfg, with_cp=with_cp
+        )
         channels = (16, *(int(width * widen_factor) for width in (16, 32, 64)))
         super().__init__(
             (depth - 4) // 6,
