@@ -5,8 +5,8 @@ from mmengine.registry import DATASETS, HOOKS, METRICS, MODELS
 
 import fgc_mm  # noqa: F401
 from fgc_mm.errors import UsageError
-from fgc_mm.runtime.config_files import read_config
-from fgc_mm.runtime.config_scopes import find_config
+from fgc_mm.runtime.config.files import read_config
+from fgc_mm.runtime.config.scopes import find_config
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from mmengine.config import Config
 
-from ..errors import UsageError
-from .checkpoint_file import checkpoint_fault
-from .config_scopes import find_config
-from .messages import did_you_mean, sentence
+from ...errors import UsageError
+from ..messages import did_you_mean, sentence
+from .scopes import find_config
 
 
 def config_path(name: str) -> str:
@@ -45,15 +43,3 @@ def read_config(path: str) -> Config:
 def _suggestion(path: Path) -> str:
     near = did_you_mean(str(path), map(str, Path('configs').rglob('*.py')))
     return near or '; the ones that come with fgc_mm are under configs/'
-
-
-def existing(checkpoint: str) -> str:
-    """The path of a checkpoint that is there, and may be one."""
-    if '://' in checkpoint:
-        return checkpoint
-    if not os.path.exists(checkpoint):
-        raise UsageError(f'checkpoint {checkpoint} does not exist')
-    fault = checkpoint_fault(checkpoint)
-    if fault is not None:
-        raise UsageError(fault)
-    return checkpoint

@@ -10,10 +10,10 @@ from typing import Any, Optional, Union
 
 from mmengine.config import Config
 
-from ..errors import UsageError
-from ..tasks import scopes
+from ...errors import UsageError
+from ...tasks import scopes
+from ..messages import did_you_mean
 from .argument_types import describe, fits
-from .messages import did_you_mean
 
 _TOGETHER = (
     ('train_dataloader', 'train_cfg', 'optim_wrapper'),

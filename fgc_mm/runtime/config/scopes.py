@@ -11,8 +11,8 @@ from mmengine.config import Config
 from mmengine.config import utils as config_utils
 from mmengine.utils import get_installed_path
 
-from ..errors import UsageError
-from ..tasks import scopes
+from ...errors import UsageError
+from ...tasks import scopes
 
 SCOPE = 'fgc_mm'
 

@@ -9,6 +9,8 @@ import zipfile
 import zlib
 from typing import BinaryIO, Optional, Union
 
+from ...errors import UsageError
+
 _ZIP = b'PK\x03\x04'
 _PICKLE = b'\x80'  # what every pickle since protocol 2 begins with
 _PICKLED = 'data.pkl'
@@ -33,6 +35,17 @@ def checkpoint_fault(path: str) -> Optional[str]:
     if reason.startswith(('it is empty', 'it is cut')):
         advice = 'take an earlier one, or fetch it again'
     return f'{path} cannot be read as a checkpoint: {reason}; {advice}'
+
+
+def existing(checkpoint: str) -> str:
+    """The path of a checkpoint that is there and may be one; addresses are taken as they are."""
+    fault = None
+    if '://' not in checkpoint:
+        missing = f'checkpoint {checkpoint} does not exist'
+        fault = checkpoint_fault(checkpoint) if os.path.exists(checkpoint) else missing
+    if fault is not None:
+        raise UsageError(fault)
+    return checkpoint
 
 
 def file_fault(path: str, whole: bool = False) -> Optional[str]:

@@ -8,7 +8,7 @@ import malicious
 import pytest
 import torch
 
-from fgc_mm.runtime.checkpoint_file import (
+from fgc_mm.runtime.checkpoints.file import (
     checkpoint_fault,
     file_fault,
     is_of_a_training,

@@ -8,7 +8,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from .messages import did_you_mean, shortened
+from ..messages import did_you_mean, shortened
 
 _MOST_NAMES = 25
 _WORDS: dict[Any, str] = {

@@ -20,9 +20,9 @@ import torch
 from mmengine.utils import digit_version
 from torch import serialization
 
-from ..errors import CheckpointError
+from ...errors import CheckpointError
+from ..checkpoints.file import unusual_format
 from . import safe_types
-from .checkpoint_file import unusual_format
 from .config_text import find_code, keep_assignment
 
 FLAG = '--trust-checkpoint'

@@ -14,9 +14,9 @@ from mmengine.registry import MODELS, Registry
 from mmengine.runner import Runner
 from torch.utils.data import DataLoader
 
-from ..errors import UsageError
+from ...errors import UsageError
+from ..messages import did_you_mean
 from .argument_types import argument_faults
-from .messages import did_you_mean
 
 _MOST = 10
 _PACKAGES = ('fgc_mm', 'mmcv', 'mmdet', 'mmengine', 'mmpretrain', 'mmseg')

@@ -10,7 +10,7 @@ import torch
 from mmengine.hooks import Hook
 
 from fgc_mm.runtime import SafeCheckpointHook
-from fgc_mm.runtime.companions import find_companion, is_companion, read_companion
+from fgc_mm.runtime.checkpoints.companions import find_companion, is_companion, read_companion
 
 
 class Keeper(Hook):

@@ -20,9 +20,9 @@ from mmengine.runner.checkpoint import (
     get_torchvision_models,
 )
 
-from ..errors import UsageError
-from .checkpoint_file import checkpoint_fault
-from .messages import did_you_mean
+from ...errors import UsageError
+from ..messages import did_you_mean
+from .file import checkpoint_fault
 
 _SECONDS = 15
 """How long a server may take to answer."""

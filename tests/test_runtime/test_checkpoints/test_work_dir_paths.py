@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 
-from fgc_mm.runtime.work_dir_paths import WorkDirHook, is_inside
+from fgc_mm.runtime.checkpoints.work_dir_paths import WorkDirHook, is_inside
 
 FGC = dict(type='FGCHook', layers=[-1], k=5)
 

@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 
-from fgc_mm.runtime.resume_point import find_resume_point, what_is_wrong
+from fgc_mm.runtime.checkpoints.resume_point import find_resume_point, what_is_wrong
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from typing import Optional
 from mmengine.config import Config
 from mmengine.logging import print_log
 
-from ..errors import UsageError
-from .checkpoint_file import file_fault, is_of_a_training
+from ...errors import UsageError
 from .companions import companions_of, is_companion
+from .file import file_fault, is_of_a_training
 from .work_dir_paths import checkpoint_folders, is_inside
 
 _MISSING, _ELSEWHERE = 'does not exist', 'is not in this work dir'
@@ -82,7 +82,8 @@ def find_resume_point(
     Args:
         work_dir (str): Folder of the training.
         folders (Sequence[str], optional): Where it writes its checkpoints, see
-            :func:`~fgc_mm.runtime.work_dir_paths.checkpoint_folders`. Defaults to None, there.
+            :func:`~fgc_mm.runtime.checkpoints.work_dir_paths.checkpoint_folders`. Defaults to
+            None, there.
 
     Returns:
         tuple: The path, None if the training has not saved one yet; and, if it is

@@ -16,8 +16,8 @@ import torch
 from mmengine.runner import CheckpointLoader
 from torch import Tensor
 
-from ..errors import CheckpointError, UsageError, in_context
-from ..files import write_files
+from ...errors import CheckpointError, UsageError, in_context
+from ...files import write_files
 
 _META = ('cfg', 'dataset_meta', 'epoch', 'iter', 'experiment_name', 'seed', 'mmengine_version')
 
@@ -64,7 +64,7 @@ def publish(source: Union[str, Path], target: Union[str, Path], no_ema: bool = F
     Args:
         source (str | Path): The checkpoint. Outside of the tools one made by somebody else
             can run code: publish your own, or see
-            :func:`~fgc_mm.runtime.safe_loading.guarded_loading`.
+            :func:`~fgc_mm.runtime.untrusted.loading.guarded_loading`.
         target (str | Path): Name of the new file; the first eight digits of its
             SHA-256 are added, ``NAME-1a2b3c4d.pth``.
         no_ema (bool): See :func:`published`. Defaults to False.

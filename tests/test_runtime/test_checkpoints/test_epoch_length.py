@@ -7,7 +7,7 @@ import pytest
 import torch
 from mmengine.optim import StepLR
 
-from fgc_mm.runtime.epoch_length import EpochLength
+from fgc_mm.runtime.checkpoints.epoch_length import EpochLength
 
 
 @pytest.mark.parametrize(

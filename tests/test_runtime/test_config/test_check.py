@@ -13,9 +13,9 @@ from mmengine.config import Config
 from mmengine.registry import HOOKS, MODELS
 
 from fgc_mm.errors import UsageError
-from fgc_mm.runtime.config_check import check_config
+from fgc_mm.runtime.config.check import check_config
 
-PROJECT = Path(__file__).parents[2]
+PROJECT = Path(__file__).parents[3]
 ALL = ('train', 'val', 'test')
 OWN = sorted(path for path in (PROJECT / 'configs').rglob('*.py') if '_base_' not in path.parts)
 # Of the packages, among them those that do unusual things with the keys of what they build.

@@ -17,9 +17,9 @@ from mmengine.runner.checkpoint import load_checkpoint
 from mmengine.utils import digit_version
 
 from fgc_mm.errors import CheckpointError
-from fgc_mm.runtime import safe_loading, safe_types
-from fgc_mm.runtime.config_text import find_code, keep_assignment
-from fgc_mm.runtime.safe_loading import guarded_loading
+from fgc_mm.runtime.untrusted import loading, safe_types
+from fgc_mm.runtime.untrusted.config_text import find_code, keep_assignment
+from fgc_mm.runtime.untrusted.loading import guarded_loading
 
 # torch before 2.6 cannot be told of further types; its way is tried on every version.
 HOW = ['unpickler']
@@ -189,7 +189,7 @@ def test_the_files_are_real(tmp_path):
 
 
 def test_trusted_files_and_the_end_of_the_guard(tmp_path):
-    assert torch.load is safe_loading._torch_load
+    assert torch.load is loading._torch_load
     torch.save(malicious.by_config({}, tmp_path / 'a'), tmp_path / 'config.pth')
     torch.save(malicious.by_pickle({}, tmp_path / 'marker'), tmp_path / 'bad.pth')
     with guarded_loading(trust=True):
@@ -198,7 +198,7 @@ def test_trusted_files_and_the_end_of_the_guard(tmp_path):
     assert (tmp_path / 'marker').is_dir()
     with guarded_loading(), pytest.raises(CheckpointError):
         load(tmp_path / 'bad.pth')
-    assert torch.load is torch.serialization.load is safe_loading._torch_load
+    assert torch.load is torch.serialization.load is loading._torch_load
 
 
 def test_only_the_number_of_gpus_is_left_of_an_old_config(tmp_path, guarded):
@@ -256,7 +256,7 @@ def test_the_configs_that_come_along_are_plain():
 
     from mmengine.config import Config
 
-    root = Path(__file__).parents[2] / 'configs'
+    root = Path(__file__).parents[3] / 'configs'
     files = [root / 'demo' / f'{name}_fgc.py' for name in ('resnet18_digits',)]
     files.append(root / 'faster_rcnn_r50_fgc_voc.py')
     for file in files:

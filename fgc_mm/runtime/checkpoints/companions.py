@@ -16,8 +16,8 @@ from typing import Any, Optional
 import torch
 from mmengine.dist import barrier, is_main_process
 
-from ..errors import CheckpointError
-from ..files import finish, partial_path
+from ...errors import CheckpointError
+from ...files import finish, partial_path
 from .work_dir_paths import is_inside
 
 _SUFFIX = '.pth'

@@ -16,7 +16,10 @@ from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 from torch import Tensor
 
-from ..errors import NonFiniteError, UsageError
+from ...errors import NonFiniteError, UsageError
+from ..checkpoints.random_state_hook import checkpoint_due
+from ..module_hooks import Attachments
+from ..task_model import forward_argument, unwrap
 from .finite_search import (
     all_finite,
     bad_pictures,
@@ -26,9 +29,6 @@ from .finite_search import (
     optimizer_tensors,
     tensors_in,
 )
-from .module_hooks import Attachments
-from .random_state_hook import checkpoint_due
-from .task_model import forward_argument, unwrap
 
 ACTIONS = ('stop', 'skip', 'off')
 _ADVICE = (

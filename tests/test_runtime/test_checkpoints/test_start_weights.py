@@ -9,7 +9,7 @@ import torch
 from mmengine.config import Config
 
 from fgc_mm.errors import CheckpointError, UsageError
-from fgc_mm.runtime.start_weights import check_start_weights
+from fgc_mm.runtime.checkpoints.start_weights import check_start_weights
 from fgc_mm.training import new_gates_hook
 from fgc_mm.training.new_gates_hook import NewGatesHook
 

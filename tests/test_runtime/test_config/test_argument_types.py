@@ -11,7 +11,7 @@ from mmdet.models import Shared2FCBBoxHead
 
 from fgc_mm.nets import GatedResNet
 from fgc_mm.nets.resnet import GatedResNetV1d
-from fgc_mm.runtime.argument_types import argument_faults, describe, fits
+from fgc_mm.runtime.config.argument_types import argument_faults, describe, fits
 from fgc_mm.training import BudgetHook
 
 

@@ -17,8 +17,8 @@ from mmengine.hooks import CheckpointHook, Hook
 from mmengine.registry import HOOKS
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner, find_latest_checkpoint
 
-from ..errors import CheckpointError
-from ..files import discard, partial_path, remove_partials, replacing
+from ...errors import CheckpointError
+from ...files import discard, partial_path, remove_partials, replacing
 from .companions import companion_path, companions_of
 from .epoch_length import EpochLength, epoch_length
 from .random_state_hook import RandomStateHook
@@ -47,7 +47,7 @@ class SafeCheckpointHook(Hook):
     whatever learns from them (best checkpoints, ``BudgetHook``, early stopping).
     A resumed training therefore begins with that validation. If its epochs have
     another length than before, as with another number of ranks, iterations and
-    schedules are translated (:class:`~fgc_mm.runtime.epoch_length.EpochLength`).
+    schedules are translated (:class:`~fgc_mm.runtime.checkpoints.epoch_length.EpochLength`).
 
     The hook brings :class:`RandomStateHook` along. ``tools/train.py`` adds it to every
     training, hooks with companions bring it along (:meth:`of`); elsewhere it is an entry of
