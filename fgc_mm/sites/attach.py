@@ -10,12 +10,11 @@ import torch
 import torch.nn as nn
 import torch.utils.checkpoint as checkpoint
 from mmengine.model import BaseModule
-from mmengine.registry import MODELS
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import UsageError
-from ..gates import Gate
+from ..gates import Gate, build_gate
 from ..gates.missing_keys import report_missing
 from .layers import input_channels
 from .site import End, Site
@@ -39,26 +38,27 @@ class Gates(BaseModule):
         gate (dict): Config of the gates, without their widths.
         follow_norm_eval (bool): Let the network put the gates' norms into evaluation as well.
             Defaults to False.
+        frozen (Sequence[str]): Names of the sites whose gates do not learn. Defaults to ().
     """
 
-    def __init__(self, sites: Sequence[Site], gate: dict, follow_norm_eval: bool = False) -> None:
+    def __init__(
+        self,
+        sites: Sequence[Site],
+        gate: dict,
+        follow_norm_eval: bool = False,
+        frozen: Sequence[str] = (),
+    ) -> None:
         super().__init__()
         self.sites = {site.name: site for site in sites}
         self.follow_norm_eval = follow_norm_eval
+        self.frozen = list(frozen)
         self.loaded = False
         for site in sites:
-            built = MODELS.build(
-                dict(gate, in_channels=site.source_channels, channels=site.channels)
-            )
-            if not isinstance(built, Gate):
-                raise UsageError(
-                    f'gate={gate!r} builds a {type(built).__name__}, which is no gate; use '
-                    "dict(type='BinConcreteGate')"
-                )
+            built = build_gate(gate, site.source_channels, site.channels)
             built.block = site.source
             self.add_module(self.name_of(site.name), built)
-        self._norms = [m for m in self.modules() if isinstance(m, _BatchNorm)]
-        self._modes_differ = any(gate.training != self.training for gate in self.children())
+            if site.name in self.frozen:
+                built.requires_grad_(False)
 
     @staticmethod
     def name_of(site: str) -> str:
@@ -69,8 +69,15 @@ class Gates(BaseModule):
         """The gate of a site."""
         return getattr(self, self.name_of(site))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Nothing: a network that is a row of layers runs its last child, too."""
+    def train(self, mode: bool = True) -> Gates:
+        """Set the mode, but not that of gates which do not learn."""
+        super().train(mode)
+        for name in self.frozen:
+            self.of(name).eval()
+        return self
+
+    def forward(self, x: Any) -> Any:
+        """Nothing: a network that is a ``nn.Sequential`` runs all of its children."""
         return x
 
     def init_weights(self) -> None:
@@ -101,17 +108,12 @@ class Decide:
         gates (Gates): The gates of the network.
         sites (Sequence[str]): Names of the sites with this source.
         axis (int): Where the channels of the input are.
-        reads (Mapping[str, End]): Sites whose channels the input holds. Layers read zeros in place
-            of closed ones, and so do gates.
     """
 
-    def __init__(
-        self, gates: Gates, sites: Sequence[str], axis: int, reads: Mapping[str, End]
-    ) -> None:
+    def __init__(self, gates: Gates, sites: Sequence[str], axis: int) -> None:
         self.gates = gates
         self.sites = list(sites)
         self.axis = axis
-        self.reads = dict(reads)
 
     def __call__(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         x = args[0] if args else next(iter(kwargs.values()))
@@ -120,15 +122,16 @@ class Decide:
             gate = self.gates.of(name)
             kind = type(gate).pool
             if kind not in pooled:
-                pooled[kind] = self._closed(gate.pool(as_map(x, self.axis)))
+                pooled[kind] = self._without_closed(gate.pool(as_map(x, self.axis)), name)
             gate.multiplier = gate(pooled[kind])
 
-    def _closed(self, pooled: Tensor) -> Tensor:
-        """The pooled input with zeros for closed channels."""
-        for name, end in self.reads.items():
-            decided = self.gates.of(name).multiplier
-            if decided is not None:
-                pooled = pooled * end.spread(decided).to(pooled.dtype)
+    def _without_closed(self, pooled: Tensor, name: str) -> Tensor:
+        """What is closed in the input is closed for gates as well."""
+        for end in self.gates.sites[name].reads:
+            if end.module in self.gates.sites:
+                multiplier = self.gates.of(end.module).multiplier
+                if multiplier is not None:
+                    pooled = pooled * end.spread(multiplier).to(pooled.dtype)
         return pooled
 
 
@@ -258,7 +261,7 @@ class KeepModes:
 
 
 def attach(
-    network: nn.Module, sites: Sequence[Site], gate: dict, follow_norm_eval: bool = False
+    network: nn.Module, sites: Sequence[Site], gate: dict, follow_freeze: bool = False
 ) -> Gates:
     """Put gates on sites of a network.
 
@@ -266,7 +269,8 @@ def attach(
         network (nn.Module): The network; it gets a child ``gates`` and hooks on its layers.
         sites (Sequence[Site]): Some of those :func:`find_sites` found in it.
         gate (dict): Config of the gates.
-        follow_norm_eval (bool): See :class:`Gates`. Defaults to False.
+        follow_freeze (bool): Gates of layers that do not learn do not either, and the network may
+            put the gates' norms into evaluation. Defaults to False.
 
     Returns:
         Gates: The gates.
@@ -279,7 +283,8 @@ def attach(
     if hasattr(network, NAME):
         raise UsageError(f'{type(network).__name__} has something called {NAME!r} already')
     modules = dict(network.named_modules())
-    gates = Gates(sites, gate, follow_norm_eval)
+    frozen = [site.name for site in sites if follow_freeze and not _learns(modules, site)]
+    gates = Gates(sites, gate, follow_freeze, frozen)
     gates.train(network.training)
     network.add_module(NAME, gates)
     if any(getattr(part, 'with_cp', False) for part in modules.values()):
@@ -287,16 +292,16 @@ def attach(
         network.register_forward_pre_hook(around.enter)
         network.register_forward_hook(around.leave, always_call=True)
     network.register_forward_pre_hook(KeepModes(gates))
+    by_source: dict[tuple[str, int], list[str]] = {}
+    for site in sites:
+        by_source.setdefault((site.source, site.axis), []).append(site.name)
+    for (source, axis), names in by_source.items():
+        hook = Decide(gates, names, axis)
+        modules[source].register_forward_pre_hook(hook, with_kwargs=True, prepend=True)
     ends: dict[str, dict[str, End]] = {}
     for site in sites:
         for end in site.consumers:
             ends.setdefault(end.module, {})[site.name] = end
-    by_source: dict[tuple[str, int, str], list[str]] = {}
-    for site in sites:
-        by_source.setdefault((site.source, site.axis, site.reader), []).append(site.name)
-    for (source, axis, reader), names in by_source.items():
-        hook = Decide(gates, names, axis, ends.get(reader, {}))
-        modules[source].register_forward_pre_hook(hook, with_kwargs=True, prepend=True)
     noted = {site.name: _first_reader(site) for site in sites}
     for consumer, read in ends.items():
         layer = modules[consumer]
@@ -306,6 +311,11 @@ def attach(
     if hasattr(network, 'init_weights'):
         network.init_weights = InitAfter(network)  # type: ignore[assignment]
     return gates
+
+
+def _learns(modules: Mapping[str, nn.Module], site: Site) -> bool:
+    """Whether the layers that make a site's channels do."""
+    return any(p.requires_grad for end in site.producers for p in modules[end.module].parameters())
 
 
 def _first_reader(site: Site) -> str:

@@ -18,10 +18,11 @@ from torch.utils._pytree import tree_map
 from ..errors import UsageError
 from .factors import together, with_factors
 from .flow import Escape, Flow, Follower
+from .labels import Labels
 from .layers import is_layer
 from .recorder import LAYER, VALUE, Record, record_pass
 from .site import End, Refusal, Scale, Site
-from .sources import find_source
+from .sources import Source, find_source
 
 Example = Union[Tensor, Sequence[Any], Mapping[str, Any]]
 
@@ -57,8 +58,8 @@ class Finder:
         for number, node in enumerate(record.nodes):
             if node.op == LAYER:
                 self.calls.setdefault(node.module, []).append(number)
-        self.decided: dict[str, list[int]] = {}
-        """Layer -> when the calls of its site's source begin."""
+        self._sources: dict[str, Source] = {}
+        self._followed: dict[str, tuple[dict[int, Labels], np.ndarray]] = {}
 
     def find(self) -> Found:
         """Follow every layer's output."""
@@ -68,7 +69,12 @@ class Finder:
                 found.sites.append(self._site(name))
             except Escape as escape:
                 found.refused.append(Refusal(name, str(escape)))
-        found.sites = with_factors(found.sites, self._runs_after)
+        sites, found.sites = with_factors(found.sites, self._runs_after), []
+        for site in sites:
+            try:
+                found.sites.append(replace(site, reads=self._reads(site, sites)))
+            except Escape as escape:
+                found.refused.append(Refusal(site.name, str(escape)))
         return found
 
     def shape_read(self, name: str) -> tuple[int, ...]:
@@ -99,10 +105,11 @@ class Finder:
         if count < 2:
             raise Escape('all of its channels belong together')
         source = find_source(self.record, self.modules, name, self.calls[name])
-        self.decided[name] = source.starts
+        self._sources[name] = source
+        self._followed[name] = first.labels, decisions
         return Site(
             source=source.module,
-            source_channels=source.channels,
+            source_channels=source.given.shape[source.axis],
             producers=(End(name, _followed(np.arange(width), decisions)),),
             through=_ends(first.through, decisions),
             consumers=_ends(first.consumers, decisions),
@@ -112,8 +119,22 @@ class Finder:
             scales=tuple(
                 Scale(*key, _followed(index, decisions)) for key, index in first.scales.items()
             ),
-            reader=source.reader,
         )
+
+    def _reads(self, site: Site, sites: Sequence[Site]) -> tuple[End, ...]:
+        """The sites whose channels a gate would read."""
+        given, reads = self._sources[site.name].given, []
+        dim = site.axis % len(given.shape)
+        for other in sites:
+            labels, decisions = self._followed[other.name]
+            if given.value not in labels:
+                continue
+            met = labels[given.value]
+            if any(size > 1 for d, size in enumerate(met.shape) if d != dim):
+                raise Escape(f'its gate would read {other.name} across its channels')
+            index = np.broadcast_to(met.reshape(-1), (given.shape[dim],))
+            reads.append(End(other.name, _followed(index, decisions)))
+        return tuple(reads)
 
     def _check_calls(self, name: str, flow: Flow) -> None:
         """What is in between or behind is called once for each call of the layer."""
@@ -144,7 +165,7 @@ class Finder:
 
     def _runs_after(self, site: Site, other: Site) -> bool:
         """Whether the layers of one site run after the decision of another."""
-        starts = self.decided[other.name]
+        starts = self._sources[other.name].starts
         ends = (*site.producers, *site.through)
         return all(
             len(self.calls[end.module]) == len(starts)
@@ -288,8 +309,8 @@ def _as_it_was(module: nn.Module, training: bool) -> Iterator[None]:
             np.random.set_state(others[1])
             for part, mode in modes.items():
                 part.training = mode
-            for parameter, before in learns.items():
-                parameter.requires_grad_(before)
+            for parameter, learned in learns.items():
+                parameter.requires_grad_(learned)
             with torch.no_grad():
                 for buffer, before in buffers.items():
                     buffer.copy_(before)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Optional
 
 import torch
@@ -235,10 +236,25 @@ class Recorder(TorchDispatchMode):
         self.record.calls[self._open.pop()].end = len(self.record.nodes)
         self._stack.pop()
 
+    def _function(self, name: str, forward: Any, *args: Any) -> Any:
+        """A custom function of autograd is one operation, whatever it does inside."""
+        if self._quiet:
+            return forward(*args)
+        self._quiet = 1
+        try:
+            out = forward(*args)
+        finally:
+            self._quiet = 0
+        read: tuple[Any, dict] = self._refs(args[1:]), {}
+        refs = (ref for ref in tree_flatten(read)[0] if isinstance(ref, Ref))
+        self._add(name, read, out, [], any(ref.value in self.depends for ref in refs))
+        return out
+
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Know which module runs."""
         with ExitStack() as stack:
+            stack.enter_context(_custom_functions(self._function))
             for part in self._module.modules():
                 for handle in (
                     part.register_forward_pre_hook(self._enter, with_kwargs=True),
@@ -247,6 +263,32 @@ class Recorder(TorchDispatchMode):
                     stack.callback(handle.remove)
             with self:
                 yield
+
+
+@contextmanager
+def _custom_functions(run: Any) -> Iterator[None]:
+    """Let ``run(name, forward, ctx, ...)`` run the custom functions of autograd.
+
+    Those of mmcv, such as deformable convolutions and RoIAlign, work past the dispatcher.
+    """
+    before = {
+        kind: vars(kind)['forward']
+        for kind in _subclasses(torch.autograd.Function)
+        if 'forward' in vars(kind) and not kind.__module__.startswith('torch.')
+    }
+    try:
+        for kind in before:
+            forward = staticmethod(partial(run, kind.__name__, kind.forward))
+            kind.forward = forward  # type: ignore[method-assign, assignment]
+        yield
+    finally:
+        for kind, own in before.items():
+            kind.forward = own
+
+
+def _subclasses(kind: type) -> list[Any]:
+    children: list[Any] = kind.__subclasses__()
+    return [c for child in children for c in (child, *_subclasses(child))]
 
 
 def _written(func: Any, args: tuple, kwargs: dict) -> list[Tensor]:

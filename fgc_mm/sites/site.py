@@ -82,8 +82,9 @@ class Site:
         calls (int): How often it decides in a pass.
         scales (tuple[Scale]): Parameters and buffers in between with an entry for each channel,
             but those of the layers above.
-        reader (str): Path of the first layer that reads the source's input. Channels of other sites
-            that are masked there are closed for the gate as well.
+        reads (tuple[End]): Sites whose channels the gate reads in the source's input: ``module`` is
+            the name of such a site, ``index`` is over the channels of that input. A closed
+            one is zero there too.
     """
 
     source: str
@@ -95,7 +96,7 @@ class Site:
     axis: int = 1
     calls: int = 1
     scales: tuple[Scale, ...] = ()
-    reader: str = ''
+    reads: tuple[End, ...] = ()
 
     @property
     def name(self) -> str:

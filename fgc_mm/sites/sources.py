@@ -18,16 +18,14 @@ class Source:
 
     Attributes:
         module (str): Path of the module whose input it reads.
-        channels (int): Channels of that input.
-        axis (int): Where they are, 1 or -1.
-        reader (str): Path of the first layer that reads it.
+        given (Ref): That input, in the first call.
+        axis (int): Where its channels are, 1 or -1.
         starts (list[int]): Numbers of the first nodes of the module's calls.
     """
 
     module: str
-    channels: int
+    given: Ref
     axis: int
-    reader: str
     starts: list[int]
 
 
@@ -58,10 +56,10 @@ def find_source(
         reader = _reader_of(record, own[0], first)
         if reader is not None and given is not None and given.shape[0] == made.shape[0]:
             starts = [call.start for call in own]
-            return Source(path, *_channels(given, modules[reader]), reader, starts)
+            return Source(path, given, _axis(modules[reader]), starts)
     node = record.nodes[first]
     ref = node.args[0] if node.args else next(iter(node.kwargs.values()))
-    return Source(name, *_channels(ref, modules[name]), name, list(calls))
+    return Source(name, ref, _axis(modules[name]), list(calls))
 
 
 def _reader_of(record: Record, call: Call, before: int) -> Optional[str]:
@@ -82,8 +80,5 @@ def _reader_of(record: Record, call: Call, before: int) -> Optional[str]:
     return None
 
 
-def _channels(ref: Ref, reader: nn.Module) -> tuple[int, int]:
-    if isinstance(reader, nn.Linear):
-        return ref.shape[-1], -1
-    dims = len(reader.kernel_size)  # type: ignore[arg-type]
-    return ref.shape[len(ref.shape) - 1 - dims], 1
+def _axis(reader: nn.Module) -> int:
+    return -1 if isinstance(reader, nn.Linear) else 1
