@@ -21,8 +21,9 @@ from torch.utils._pytree import tree_map
 from ..errors import UsageError
 from ..gates import Gate
 from ..sites import Gates, Site
-from ..sites.attach import Decide, Mask, sites_read
-from ..sites.find import Example, call_of, is_layer, layer_fault
+from ..sites.attach import Decide, Mask
+from ..sites.find import Example, call_of
+from ..sites.layers import is_layer, layer_fault
 from ..sites.recorder import ExampleError, Record, record_pass
 from .decisions import Decisions
 from .folds import Fold, find_folds
@@ -294,8 +295,8 @@ class Freezer:
             encloses = all(_within(path, source) for n in names for path in _paths(sites[n][0]))
             ways = Ways(self.way, device == 'cpu')
             module = modules[source]
-            read = sites_read([site for site, _ in sites.values()], source, modules)
-            side = Side([(site, end.index) for site, end in read.items()]) if read else None
+            read = [end for end in sites[names[0]][0].reads if end.module in sites]
+            side = Side([(end.module, end.index) for end in read]) if read else None
             decide = Decisions(gates, axis, side)
             forward = SourceForward(
                 self._forward_of(module), self.state, decide, ways, encloses

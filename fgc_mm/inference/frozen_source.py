@@ -166,8 +166,9 @@ class RegionForward:
         if state.original or state.trial is not None:
             return self.inner(*args, **kwargs)
         if self.pending and _images(args, kwargs):
-            self._try(args, kwargs)
             self.pending = False
+            self.inner(*args, **kwargs)  # regions inside of this one come first
+            self._try(args, kwargs)
         if self.folds:
             return self.inner(*args, **kwargs)
         state.original = True

@@ -4,20 +4,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, Optional
 
 import torch
 import torch.nn as nn
 import torch.utils.checkpoint as checkpoint
 from mmengine.model import BaseModule
-from mmengine.registry import MODELS
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import UsageError
-from ..gates import Gate
+from ..gates import Gate, build_gate
 from ..gates.missing_keys import report_missing
+from .layers import input_channels
 from .site import End, Site
 
 NAME = 'gates'
@@ -39,26 +38,27 @@ class Gates(BaseModule):
         gate (dict): Config of the gates, without their widths.
         follow_norm_eval (bool): Let the network put the gates' norms into evaluation as well.
             Defaults to False.
+        frozen (Sequence[str]): Names of the sites whose gates do not learn. Defaults to ().
     """
 
-    def __init__(self, sites: Sequence[Site], gate: dict, follow_norm_eval: bool = False) -> None:
+    def __init__(
+        self,
+        sites: Sequence[Site],
+        gate: dict,
+        follow_norm_eval: bool = False,
+        frozen: Sequence[str] = (),
+    ) -> None:
         super().__init__()
         self.sites = {site.name: site for site in sites}
         self.follow_norm_eval = follow_norm_eval
+        self.frozen = list(frozen)
         self.loaded = False
         for site in sites:
-            built = MODELS.build(
-                dict(gate, in_channels=site.source_channels, channels=site.channels)
-            )
-            if not isinstance(built, Gate):
-                raise UsageError(
-                    f'gate={gate!r} builds a {type(built).__name__}, which is no gate; use '
-                    "dict(type='BinConcreteGate')"
-                )
+            built = build_gate(gate, site.source_channels, site.channels)
             built.block = site.source
             self.add_module(self.name_of(site.name), built)
-        self._norms = [m for m in self.modules() if isinstance(m, _BatchNorm)]
-        self._modes_differ = any(gate.training != self.training for gate in self.children())
+            if site.name in self.frozen:
+                built.requires_grad_(False)
 
     @staticmethod
     def name_of(site: str) -> str:
@@ -68,6 +68,17 @@ class Gates(BaseModule):
     def of(self, site: str) -> Gate:
         """The gate of a site."""
         return getattr(self, self.name_of(site))
+
+    def train(self, mode: bool = True) -> Gates:
+        """Set the mode, but not that of gates which do not learn."""
+        super().train(mode)
+        for name in self.frozen:
+            self.of(name).eval()
+        return self
+
+    def forward(self, x: Any) -> Any:
+        """Nothing: a network that is a ``nn.Sequential`` runs all of its children."""
+        return x
 
     def init_weights(self) -> None:
         """The gates' own initial values, unless a checkpoint has brought others."""
@@ -97,21 +108,12 @@ class Decide:
         gates (Gates): The gates of the network.
         sites (Sequence[str]): Names of the sites with this source.
         axis (int): Where the channels of the input are.
-        reads (Mapping[str, End]): Sites that the input itself follows: what they closed counts as
-            zero. Defaults to none.
     """
 
-    def __init__(
-        self,
-        gates: Gates,
-        sites: Sequence[str],
-        axis: int,
-        reads: Mapping[str, End] = MappingProxyType({}),
-    ) -> None:
+    def __init__(self, gates: Gates, sites: Sequence[str], axis: int) -> None:
         self.gates = gates
         self.sites = list(sites)
         self.axis = axis
-        self.reads = dict(reads)
 
     def __call__(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         x = args[0] if args else next(iter(kwargs.values()))
@@ -120,13 +122,17 @@ class Decide:
             gate = self.gates.of(name)
             kind = type(gate).pool
             if kind not in pooled:
-                mean = gate.pool(as_map(x, self.axis))
-                for site, end in self.reads.items():
-                    decided = self.gates.of(site).multiplier
-                    if decided is not None:
-                        mean = mean * end.spread(decided)
-                pooled[kind] = mean
+                pooled[kind] = self._without_closed(gate.pool(as_map(x, self.axis)), name)
             gate.multiplier = gate(pooled[kind])
+
+    def _without_closed(self, pooled: Tensor, name: str) -> Tensor:
+        """What is closed in the input is closed for gates as well."""
+        for end in self.gates.sites[name].reads:
+            if end.module in self.gates.sites:
+                multiplier = self.gates.of(end.module).multiplier
+                if multiplier is not None:
+                    pooled = pooled * end.spread(multiplier).to(pooled.dtype)
+        return pooled
 
 
 class Mask:
@@ -255,7 +261,7 @@ class KeepModes:
 
 
 def attach(
-    network: nn.Module, sites: Sequence[Site], gate: dict, follow_norm_eval: bool = False
+    network: nn.Module, sites: Sequence[Site], gate: dict, follow_freeze: bool = False
 ) -> Gates:
     """Put gates on sites of a network.
 
@@ -263,7 +269,8 @@ def attach(
         network (nn.Module): The network; it gets a child ``gates`` and hooks on its layers.
         sites (Sequence[Site]): Some of those :func:`find_sites` found in it.
         gate (dict): Config of the gates.
-        follow_norm_eval (bool): See :class:`Gates`. Defaults to False.
+        follow_freeze (bool): Gates of layers that do not learn do not either, and the network may
+            put the gates' norms into evaluation. Defaults to False.
 
     Returns:
         Gates: The gates.
@@ -276,7 +283,8 @@ def attach(
     if hasattr(network, NAME):
         raise UsageError(f'{type(network).__name__} has something called {NAME!r} already')
     modules = dict(network.named_modules())
-    gates = Gates(sites, gate, follow_norm_eval)
+    frozen = [site.name for site in sites if follow_freeze and not _learns(modules, site)]
+    gates = Gates(sites, gate, follow_freeze, frozen)
     gates.train(network.training)
     network.add_module(NAME, gates)
     if any(getattr(part, 'with_cp', False) for part in modules.values()):
@@ -288,7 +296,7 @@ def attach(
     for site in sites:
         by_source.setdefault((site.source, site.axis), []).append(site.name)
     for (source, axis), names in by_source.items():
-        hook = Decide(gates, names, axis, sites_read(sites, source, modules))
+        hook = Decide(gates, names, axis)
         modules[source].register_forward_pre_hook(hook, with_kwargs=True, prepend=True)
     ends: dict[str, dict[str, End]] = {}
     for site in sites:
@@ -305,32 +313,9 @@ def attach(
     return gates
 
 
-def sites_read(
-    sites: Sequence[Site], source: str, modules: Mapping[str, nn.Module]
-) -> dict[str, End]:
-    """The sites that the input of a source follows: made outside of it and read inside.
-
-    Args:
-        sites (Sequence[Site]): All of the network.
-        source (str): Path of the source.
-        modules (Mapping): Path -> module.
-
-    Returns:
-        dict[str, End]: Site -> the channels of the input that follow it.
-    """
-    width = next(site.source_channels for site in sites if site.source == source)
-    found = {}
-    for site in sites:
-        if _inside(site.name, source):
-            continue
-        for end in site.consumers:
-            if _inside(end.module, source) and input_channels(modules[end.module])[0] == width:
-                found[site.name] = end
-    return found
-
-
-def _inside(path: str, module: str) -> bool:
-    return path == module or path.startswith(f'{module}.')
+def _learns(modules: Mapping[str, nn.Module], site: Site) -> bool:
+    """Whether the layers that make a site's channels do."""
+    return any(p.requires_grad for end in site.producers for p in modules[end.module].parameters())
 
 
 def _first_reader(site: Site) -> str:
@@ -339,10 +324,3 @@ def _first_reader(site: Site) -> str:
         if end.index is None or set(range(site.channels)) <= set(end.index):
             return end.module
     return site.consumers[0].module
-
-
-def input_channels(layer: nn.Module) -> tuple[int, int]:
-    """Number of a layer's input channels, and where they are, from the end."""
-    if isinstance(layer, nn.Linear):
-        return layer.in_features, -1
-    return layer.in_channels, -1 - len(layer.kernel_size)  # type: ignore[arg-type, return-value]

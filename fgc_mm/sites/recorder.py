@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Optional
 
 import torch
@@ -23,6 +24,8 @@ class ExampleError(UsageError):
 
 LAYER = 'layer'
 """Name of the node of a whole convolution or linear layer."""
+VALUE = 'value'
+"""Name of the node where Python looks at the numbers of a tensor that depends on the input."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,7 @@ class Recorder(TorchDispatchMode):
 
     A layer for which ``is_layer`` holds is one node, whatever it does inside. An operation
     that changes a tensor in place makes a new version of it; what shares the memory
-    and is not that tensor counts as changed by something unknown (``'alias'``).
+    and is not that tensor counts as changed by something unknown (``'overlap'``).
 
     Args:
         is_layer (Callable): Whether a module is one node.
@@ -170,7 +173,7 @@ class Recorder(TorchDispatchMode):
             ref.value in self.depends for ref in tree_flatten(read)[0] if isinstance(ref, Ref)
         )
         if name in ('_local_scalar_dense', 'equal', 'is_nonzero') and depends:
-            self.record.nodes.append(Node('value', self._stack[-1], *read, []))
+            self.record.nodes.append(Node(VALUE, self._stack[-1], *read, []))
             return out
         self._add(name, read, out, written, depends)
         return out
@@ -189,7 +192,7 @@ class Recorder(TorchDispatchMode):
                 shape = next(tuple(t.shape) for t in self._kept if id(t) == key)
                 after = Ref(self._numbers[key], shape)
                 self.record.nodes.append(
-                    Node('alias', self._stack[-1], (Ref(before, shape), *read), {}, [after])
+                    Node('overlap', self._stack[-1], (Ref(before, shape), *read), {}, [after])
                 )
                 if depends:
                     self.depends.add(after.value)
@@ -233,10 +236,25 @@ class Recorder(TorchDispatchMode):
         self.record.calls[self._open.pop()].end = len(self.record.nodes)
         self._stack.pop()
 
+    def _function(self, name: str, forward: Any, *args: Any) -> Any:
+        """A custom function of autograd is one operation, whatever it does inside."""
+        if self._quiet:
+            return forward(*args)
+        self._quiet = 1
+        try:
+            out = forward(*args)
+        finally:
+            self._quiet = 0
+        read: tuple[Any, dict] = self._refs(args[1:]), {}
+        refs = (ref for ref in tree_flatten(read)[0] if isinstance(ref, Ref))
+        self._add(name, read, out, [], any(ref.value in self.depends for ref in refs))
+        return out
+
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Know which module runs."""
         with ExitStack() as stack:
+            stack.enter_context(_custom_functions(self._function))
             for part in self._module.modules():
                 for handle in (
                     part.register_forward_pre_hook(self._enter, with_kwargs=True),
@@ -245,6 +263,32 @@ class Recorder(TorchDispatchMode):
                     stack.callback(handle.remove)
             with self:
                 yield
+
+
+@contextmanager
+def _custom_functions(run: Any) -> Iterator[None]:
+    """Let ``run(name, forward, ctx, ...)`` run the custom functions of autograd.
+
+    Those of mmcv, such as deformable convolutions and RoIAlign, work past the dispatcher.
+    """
+    before = {
+        kind: vars(kind)['forward']
+        for kind in _subclasses(torch.autograd.Function)
+        if 'forward' in vars(kind) and not kind.__module__.startswith('torch.')
+    }
+    try:
+        for kind in before:
+            forward = staticmethod(partial(run, kind.__name__, kind.forward))
+            kind.forward = forward  # type: ignore[method-assign, assignment]
+        yield
+    finally:
+        for kind, own in before.items():
+            kind.forward = own
+
+
+def _subclasses(kind: type) -> list[Any]:
+    children: list[Any] = kind.__subclasses__()
+    return [c for child in children for c in (child, *_subclasses(child))]
 
 
 def _written(func: Any, args: tuple, kwargs: dict) -> list[Tensor]:

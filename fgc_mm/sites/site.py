@@ -82,6 +82,9 @@ class Site:
         calls (int): How often it decides in a pass.
         scales (tuple[Scale]): Parameters and buffers in between with an entry for each channel,
             but those of the layers above.
+        reads (tuple[End]): Sites whose channels the gate reads in the source's input: ``module`` is
+            the name of such a site, ``index`` is over the channels of that input. A closed
+            one is zero there too.
     """
 
     source: str
@@ -93,6 +96,7 @@ class Site:
     axis: int = 1
     calls: int = 1
     scales: tuple[Scale, ...] = ()
+    reads: tuple[End, ...] = ()
 
     @property
     def name(self) -> str:
@@ -112,6 +116,7 @@ class Site:
             through=ends(self.through),
             consumers=ends(self.consumers),
             scales=tuple(replace(s, tensor=f'{path}.{s.tensor}') for s in self.scales),
+            reads=ends(self.reads),
         )
 
     def __str__(self) -> str:

@@ -7,7 +7,6 @@ import torch.nn as nn
 import torchvision
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
-from fgc_mm.gates import force_gates
 from fgc_mm.sites import End, Scale, attach, find_sites
 from fgc_mm.sites.gate import DEFAULT_GATE
 
@@ -127,6 +126,15 @@ def test_norms_of_a_module_that_runs_twice():
     assert set(site_of(Twice(), 'body.0').scales) == norm('body.1')
 
 
+def plain():
+    """As VGG: gates read what other gates have closed."""
+    layers = []
+    for ins, outs in ((3, 8), (8, 12), (12, 10)):
+        layers += [nn.Conv2d(ins, outs, 3, 2, 1), nn.BatchNorm2d(outs), nn.ReLU()]
+    linear = [nn.Linear(640, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4)]
+    return nn.Sequential(*layers, nn.Flatten(), *linear)
+
+
 def resnet(block, **options):
     return torchvision.models.ResNet(block, [1, 1, 1, 1], num_classes=10, **options)
 
@@ -139,6 +147,7 @@ NETWORKS = {
     # Stem, 10 expansions, 9 squeezes, 2 before the head, and a projection nothing is added to.
     'mobilenet': (torchvision.models.mobilenet_v3_small, 23, 24),
     # Stem, two layers of two convolutions and the transition, twice.
+    'plain': (plain, 5, 3),
     'densenet': (lambda: torchvision.models.DenseNet(8, (2, 2), 16), 10, 11),
 }
 
@@ -150,15 +159,14 @@ def test_what_a_closed_channel_meets_is_irrelevant(name):
     net = build().eval()
     picture = torch.rand(1, 3, 64, 64)
     gates = attach(net, find_sites(net, picture).sites, DEFAULT_GATE)
-    masks = {
-        gates.name_of(name): (torch.rand(site.channels) > 0.5).float()
-        for name, site in gates.sites.items()
-    }
+    for gate in gates.children():
+        nn.init.normal_(gate.fc2.bias)
     tensors = {**dict(net.named_parameters()), **dict(net.named_buffers())}
-    with torch.no_grad(), force_gates(gates, masks):
+    with torch.no_grad():
         before = net(picture)
+        masks = {name: gates.of(name).record.mask for name in gates.sites}
         for site in gates.sites.values():
-            open_ = masks[gates.name_of(site.name)][None]
+            open_ = masks[site.name]
             for tensor, dim, index in (
                 *((f'{end.module}.weight', 0, end.index) for end in site.producers + site.through),
                 *((scale.tensor, scale.dim, scale.index) for scale in site.scales),
@@ -168,5 +176,6 @@ def test_what_a_closed_channel_meets_is_irrelevant(name):
                 entries[closed] = 1 + torch.rand(entries[closed].shape)
         after = net(picture)
     assert torch.equal(before, after)
+    assert 0.2 < torch.cat(list(masks.values()), 1).mean() < 0.8
     scales = {scale.tensor for site in gates.sites.values() for scale in site.scales}
     assert (len(gates.sites), len(scales)) == (sites, 4 * norms)
