@@ -10,8 +10,9 @@ from typing import Any, Optional
 import torch.nn as nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..sites.labels import NORMS, base_name
+from ..sites.labels import base_name
 from ..sites.recorder import LAYER, Node, Record, Ref
+from ..sites.steps import NORMS
 
 _ACTS = (nn.ReLU, nn.ReLU6, nn.SiLU)
 

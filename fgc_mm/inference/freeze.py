@@ -4,11 +4,9 @@
 from __future__ import annotations
 
 import copy
-import os
+import itertools
 import threading
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Optional
@@ -28,7 +26,7 @@ from ..sites.recorder import ExampleError, Record, record_pass
 from .decisions import Decisions
 from .folds import Fold, find_folds
 from .frozen_layer import ActivationForward, LayerForward, Pass, ScaledForward, Side, SkippedForward
-from .frozen_source import RegionForward, SourceForward
+from .frozen_source import RegionForward, SourceForward, without_hooks
 from .memory import to_contiguous
 from .ways import WAYS, Ways
 
@@ -89,7 +87,9 @@ def frozen_report(network: nn.Module) -> FrozenReport:
     """
     forward = network.__dict__.get('forward')
     if not isinstance(forward, RootForward):
-        raise UsageError(f'{type(network).__name__} is not frozen; use what freeze(network) returns')
+        raise UsageError(
+            f'{type(network).__name__} is not frozen; use what freeze(network) returns'
+        )
     return forward.freezer.report
 
 
@@ -154,6 +154,7 @@ class Freezer:
         self._before: list[tuple[nn.Module, Any]] = []
         self._hooks: list[tuple[nn.Module, list, list]] = []
         self._sources: dict[str, SourceForward] = {}
+        self._masked: set[str] = set()  # what is computed of them follows other sites
 
     def attach(self) -> None:
         """Wait for the first picture."""
@@ -194,7 +195,7 @@ class Freezer:
         """One pass of the network without its gates, None if it cannot be recorded."""
         self.state.recorded = True
         try:
-            with _without_hooks(modules):
+            with without_hooks(modules.values()):
                 return record_pass(self.network, *_first(args, kwargs), is_layer)
         except ExampleError:
             return None
@@ -238,6 +239,11 @@ class Freezer:
                 outs.setdefault(end.module, []).append((name, end.index))
             for end in site.consumers:
                 ins.setdefault(end.module, []).append((name, end.index))
+        for name, (site, _) in sites.items():
+            others = _factors_of(name, site, ins)
+            if others:
+                outs[name] = others
+                self._masked.add(name)
         for name, layer in modules.items():
             if not is_layer(layer) or layer_fault(layer) or 'forward' in layer.__dict__:
                 continue
@@ -272,7 +278,9 @@ class Freezer:
         for owner, tensors in found.items():
             sides = {tensor: (dim, Side(ends)) for tensor, (dim, ends) in tensors.items()}
             module = modules[owner]
-            self._replace(module, ScaledForward(module, self._forward_of(module), self.state, sides))
+            self._replace(
+                module, ScaledForward(module, self._forward_of(module), self.state, sides)
+            )
 
     def _blocks(
         self,
@@ -298,30 +306,28 @@ class Freezer:
             read = [end for end in sites[names[0]][0].reads if end.module in sites]
             side = Side([(end.module, end.index) for end in read]) if read else None
             decide = Decisions(gates, axis, side)
-            forward = SourceForward(
-                self._forward_of(module), self.state, decide, ways, encloses
-            )
+            forward = SourceForward(self._forward_of(module), self.state, decide, ways, encloses)
+            forward.masked = self._masked & gates.keys()
             self._replace(module, forward)
             self._sources.update(dict.fromkeys(names, forward))
             self.report.blocks[source] = ways
         sources = [source for source, _ in by_source]
         for region, members in regions.items():
             module = modules[region]
-            alone = (
-                sum(_within(source, region) for source in sources) == 1
-                and sum(any(_within(p, region) for p in _paths(s)) for s, _ in sites.values())
-                == sum(map(len, members))
-            )
+            alone = sum(_within(source, region) for source in sources) == 1 and sum(
+                any(_within(p, region) for p in _paths(s)) for s, _ in sites.values()
+            ) == sum(map(len, members))
             inner = self._forward_of(module)
             source = inner if alone and isinstance(inner, SourceForward) else None
-            forward = RegionForward(inner, self.state, members, self._settle, source)
+            inside = [part for part in modules.values() if part is not module]
+            forward = RegionForward(inner, self.state, inside, members, self._settle, source)
             self._replace(module, forward)
 
     def _settle(self, site: str, reason: Optional[str]) -> None:
         """What came of a trial."""
         self.report.sites[site] = reason
         source = self._sources[site]
-        source.gathered = source.gathered - {site} if reason else source.gathered | {site}
+        source.gathered = (source.gathered | ({site} if reason is None else set())) - self._masked
 
     def _layout(self, modules: Mapping[str, Any]) -> None:
         """Maps are laid out for the network itself, not for the heads around it."""
@@ -396,6 +402,18 @@ def _paths(site: Site) -> list[str]:
     return [site.source, *(e.module for e in (*site.producers, *site.through, *site.consumers))]
 
 
+def _factors_of(name: str, site: Site, ins: Mapping[str, list]) -> list:
+    """The other sites that a consumer reads if a site is a factor of all of them, made from what it
+    is multiplied with, as the channel attention of CSPNeXt is."""
+    if len(site.consumers) > 1 or len(site.producers) > 1:
+        return []
+    ends = (*site.consumers, *site.producers)
+    others = [end for end in ins[site.consumers[0].module] if end[0] != name]
+    read = {other for other, _ in ins.get(name, [])}
+    fits = all(end.index is None for end in ends) and all(other in read for other, _ in others)
+    return others if fits else []
+
+
 def _within(path: str, module: str) -> bool:
     return not module or path == module or path.startswith(f'{module}.')
 
@@ -423,7 +441,10 @@ def _region(
 ) -> str:
     """The smallest module that is called and has all layers of some sites inside."""
     paths = [path.split('.') for site in sites for path in _paths(site)]
-    common = os.path.commonprefix(paths)
+    common = [
+        parts[0]
+        for parts in itertools.takewhile(lambda p: len(set(p)) == 1, zip(*paths, strict=False))
+    ]
     while common:
         path = '.'.join(common)
         row = isinstance(modules[path], (nn.ModuleList, nn.ModuleDict))
@@ -431,20 +452,6 @@ def _region(
             return path
         common = common[:-1]
     return ''
-
-
-@contextmanager
-def _without_hooks(modules: Mapping[str, nn.Module]) -> Iterator[None]:
-    """No hook of a network is called."""
-    names = ('_forward_pre_hooks', '_forward_hooks')
-    before = [(m, [m.__dict__[name] for name in names]) for m in modules.values()]
-    for module, _ in before:
-        module.__dict__.update({name: OrderedDict() for name in names})
-    try:
-        yield
-    finally:
-        for module, hooks in before:
-            module.__dict__.update(zip(names, hooks, strict=True))
 
 
 def _put_back(module: nn.Module, order: list, taken: list) -> None:

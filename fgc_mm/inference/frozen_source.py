@@ -4,18 +4,21 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, Optional
 
 import numpy as np
 import torch
+import torch.nn as nn
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
 from ..sites.recorder import plain_output
 from .decisions import Decisions
-from .frozen_layer import Opened, Pass
+from .frozen_layer import Pass
 from .ways import Values, Ways, groups
 
 _TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
@@ -42,6 +45,7 @@ class SourceForward:
         self.encloses = encloses
         self.name = ' '.join(decide.gates)
         self.gathered: set[str] = set()
+        self.masked: set[str] = set()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         state = self.state
@@ -52,7 +56,7 @@ class SourceForward:
         gathered = self.gathered
         if state.trial is not None:
             values = {site: self._drawn(site, value) for site, value in values.items()}
-            gathered = state.gathered & values.keys()
+            gathered = (state.gathered & values.keys()) - self.masked
         if state.original or not gathered or not len(x):
             state.opened.update(self.ways.opened('dense', values))
             return self.inner(*args, **kwargs)
@@ -100,9 +104,7 @@ class SourceForward:
         draw = np.random.RandomState(zlib.crc32(site.encode()))
         return draw.rand(*value.shape) < 0.5
 
-    def _parts(
-        self, parts: Sequence[list[int]], values: Values, args: tuple, kwargs: dict
-    ) -> Any:
+    def _parts(self, parts: Sequence[list[int]], values: Values, args: tuple, kwargs: dict) -> Any:
         """Images with equal decisions together, the outputs in their order."""
         count = len(next(iter(values.values())))
         outs = []
@@ -139,6 +141,7 @@ class RegionForward:
     Args:
         inner (Callable): Its forward.
         state (Pass): Of the network.
+        inside (Sequence[nn.Module]): Modules inside.
         groups (Sequence[set[str]]): The sites, those together that share a layer.
         settle (Callable): Is told a site and the reason why it stays masked, or None.
         source (SourceForward, optional): If the region is a source whose images can be
@@ -149,12 +152,14 @@ class RegionForward:
         self,
         inner: Callable,
         state: Pass,
+        inside: Sequence[nn.Module],
         groups: Sequence[set[str]],
         settle: Callable[[str, Optional[str]], None],
         source: Optional[SourceForward] = None,
     ) -> None:
         self.inner = inner
         self.state = state
+        self.inside = list(inside)
         self.groups = list(groups)
         self.settle = settle
         self.source = source
@@ -167,8 +172,9 @@ class RegionForward:
             return self.inner(*args, **kwargs)
         if self.pending and _images(args, kwargs):
             self.pending = False
-            self.inner(*args, **kwargs)  # regions inside of this one come first
-            self._try(args, kwargs)
+            with without_hooks(self.inside):
+                self.inner(*args, **kwargs)  # regions inside of this one come first
+                self._try(args, kwargs)
         if self.folds:
             return self.inner(*args, **kwargs)
         state.original = True
@@ -243,9 +249,7 @@ class RegionForward:
         original: bool = False,
     ) -> list[Tensor]:
         state = self.state
-        args, kwargs = tree_map(
-            lambda v: v.clone() if isinstance(v, Tensor) else v, (args, kwargs)
-        )
+        args, kwargs = tree_map(lambda v: v.clone() if isinstance(v, Tensor) else v, (args, kwargs))
         state.trial, state.gathered = set(sites), set(gathered)
         state.original, state.each = original, each
         try:
@@ -254,6 +258,20 @@ class RegionForward:
             state.trial, state.gathered = None, set()
             state.original = state.each = False
         return [v for v in tree_flatten(plain_output(out))[0] if isinstance(v, Tensor)]
+
+
+@contextmanager
+def without_hooks(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """No hook of some modules is called."""
+    names = ('_forward_pre_hooks', '_forward_hooks')
+    before = [(m, [m.__dict__[name] for name in names]) for m in modules]
+    for module, _ in before:
+        module.__dict__.update({name: OrderedDict() for name in names})
+    try:
+        yield
+    finally:
+        for module, hooks in before:
+            module.__dict__.update(zip(names, hooks, strict=True))
 
 
 def _images(args: tuple, kwargs: dict) -> int:

@@ -14,7 +14,7 @@ import torch.nn as nn
 from sparse_networks import build, pictures
 
 from fgc_mm.gates import find_gates
-from fgc_mm.inference import Picture, enable_sparse, export, is_sparse
+from fgc_mm.inference import Picture, export
 from fgc_mm.inference.export_block import MatrixPool
 from fgc_mm.inference.export_formats import can_torch_export
 
