@@ -9,6 +9,7 @@ from .utils import (
     force_gates,
     gated_blocks,
     match_blocks,
+    records_of,
     select_blocks,
     set_threshold,
 )
@@ -23,6 +24,7 @@ __all__ = [
     'force_gates',
     'gated_blocks',
     'match_blocks',
+    'records_of',
     'select_blocks',
     'set_threshold',
 ]

@@ -33,7 +33,7 @@ class Watch(Hook):
         self.start = copy.deepcopy(unwrap(runner.model))
         self.banks = {
             name: [c.feature_bank.data.double().clone(), c.gate_bank.data.double().clone()]
-            for name, c in self.hook.couplings.items()
+            for name, c in self.hook.coupling.layers.items()
         }
 
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
@@ -93,6 +93,6 @@ class Watch(Hook):
         )
         assert len(set(expected)) == steps
         for name, (v_f, v_g) in self.banks.items():
-            c = self.hook.couplings[name]
+            c = self.hook.coupling.layers[name]
             torch.testing.assert_close(c.feature_bank.data.double(), v_f, rtol=0, atol=1e-5)
             torch.testing.assert_close(c.gate_bank.data.double(), v_g, rtol=0, atol=1e-5)

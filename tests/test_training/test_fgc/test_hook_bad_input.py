@@ -116,7 +116,7 @@ def test_a_nan_batch_never_enters_a_bank(digits_cfg, build):
             hook = next(h for h in runner.hooks if isinstance(h, FGCHook))
             banks[:] = [
                 (bank, bank.data.clone())
-                for c in hook.couplings.values()
+                for c in hook.coupling.layers.values()
                 for bank in (c.feature_bank, c.gate_bank)
             ]
 
