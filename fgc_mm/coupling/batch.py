@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..errors import NonFiniteError, RunError, UsageError
 from ..gates import GateRecord
-from ..runtime.finite_search import all_finite
+from ..runtime.numbers.finite_search import all_finite
 
 
 @dataclass

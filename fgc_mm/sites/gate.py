@@ -22,7 +22,10 @@ def gate(
     example: Example,
     gate: Optional[dict] = None,
     sites: Choice = 'all',
-    follow_norm_eval: bool = False,
+    follow_freeze: bool = False,
+    convs: Optional[Sequence[str]] = None,
+    key: str = 'sites',
+    within_blocks: bool = False,
 ) -> nn.Module:
     """Gate a network: any network, as it is.
 
@@ -37,8 +40,13 @@ def gate(
             ``dict(type='BinConcreteGate', norm_cfg=dict(type='LN'))``.
         sites (str | int | Sequence): Which sites, see :func:`~fgc_mm.sites.choose.choose`.
             Defaults to 'all', which leaves the stem out.
-        follow_norm_eval (bool): Let the network put the gates' norms into evaluation as well.
-            Defaults to False.
+        follow_freeze (bool): Gates of layers that do not learn do not either, and the network may
+            put the gates' norms into evaluation. Defaults to False.
+        convs (Sequence[str], optional): Of these sites only those of layers called so, such as
+            ``['conv2']``. Defaults to None.
+        key (str): What ``sites`` is called for the user. Defaults to 'sites'.
+        within_blocks (bool): Leave what one block hands to the next to itself, unless its site is
+            named. Defaults to False.
 
     Returns:
         nn.Module: The network.
@@ -60,9 +68,9 @@ def gate(
         )
     attach(
         network,
-        choose(found.sites, sites, stem_of(network, found)),
+        choose(found.sites, sites, stem_of(network, found), convs, key, within_blocks),
         gate or DEFAULT_GATE,
-        follow_norm_eval,
+        follow_freeze,
     )
     return network
 
