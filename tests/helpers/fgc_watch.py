@@ -12,7 +12,7 @@ from fgc_mm.gates import find_gates
 from fgc_mm.runtime import unwrap
 from fgc_mm.training import FGCHook
 
-LAST_TWO = ['backbone.layer3.1.gate1', 'backbone.layer3.2.gate1']
+LAST_TWO = ['backbone.gates.layer3-1-conv1', 'backbone.gates.layer3-2-conv1']
 FGC = dict(type='FGCHook', layers=[-2, -1], k=5, eta=0.1, form='log_sum', log_interval=1)
 
 

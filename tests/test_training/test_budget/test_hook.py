@@ -297,7 +297,7 @@ def test_mistakes_show_before_the_first_step(make_runner, toy):
     refused('two of them', half, dict(type='BudgetHook', save=0.2))
     refused(r'BudgetHook: the model ToyTask .* has no gates', half,
             model=toy.task(dict(toy.backbone, gate=None)))  # fmt: skip
-    refused('cost of FBSGate backbone.layer1.0.gate1 is not learned', half,
+    refused('cost of FBSGate backbone.gates.layer1-0-conv1 is not learned', half,
             model=toy.task(dict(toy.backbone, gate=dict(type='FBSGate'))))  # fmt: skip
     refused("backbone='body' is no part of ToyTask", dict(half, backbone='body'))
     refused("backbone='head' of ToyTask has no gates", dict(half, backbone='head'))

@@ -225,11 +225,11 @@ def test_what_does_not_fit_is_refused(digits_cfg, tmp_path, train, build):
         **{'train_dataloader.dataset.indices': 30},
     )
     resume(
-        r"banks of the gates .*layer3.1.gate1.*coupled are \['backbone.layer3.2.gate1'\]",
+        r"banks of the gates .*layer3-1-conv1.*coupled are \['backbone.gates.layer3-2-conv1'\]",
         hook={**FGC, 'layers': [-1]},
     )
     resume(
-        'layer3.1.gate1: feature bank: .*dtype is .float32. there and .float16. here',
+        'gates.layer3-1-conv1: feature bank: .*dtype is .float32. there and .float16. here',
         hook={**FGC, 'bank_dtype': 'float16'},
     )
     # Of another width: the gates of the first blocks, under the names of the last.

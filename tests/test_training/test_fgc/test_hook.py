@@ -189,7 +189,7 @@ def test_bottlenecks_couple_all_their_gates(digits_cfg, build):
     watch = Watch()
     runner.register_hook(watch)
     runner.train()
-    names = [f'backbone.layer4.{block}.gate{i}' for block in range(3) for i in (1, 2)]
+    names = [f'backbone.gates.layer4-{block}-conv{i}' for block in range(3) for i in (1, 2)]
     assert list(watch.banks) == names
     watch.check(steps=3)
 

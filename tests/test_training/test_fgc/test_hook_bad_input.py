@@ -121,7 +121,9 @@ def test_a_nan_batch_never_enters_a_bank(digits_cfg, build):
             ]
 
     runner.register_hook(Keep())
-    message = 'features of backbone.layer3.1.gate1 contain NaN or Inf for .* iteration 2, .*27'
+    message = (
+        'features of backbone.gates.layer3-1-conv1 contain NaN or Inf for .* iteration 2, .*27'
+    )
     with pytest.raises(ValueError, match=message):
         runner.train()
     assert len(banks) == 4

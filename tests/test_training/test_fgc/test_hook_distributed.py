@@ -10,7 +10,7 @@ from two_processes import results_of_ranks, train_in_two_processes
 from fgc_mm.coupling import LayerCoupling
 from fgc_mm.runtime.checkpoints.companions import read_companion
 
-GATES = ['backbone.layer3.1.gate1', 'backbone.layer3.2.gate1']
+GATES = ['backbone.gates.layer3-1-conv1', 'backbone.gates.layer3-2-conv1']
 
 # What every rank writes down, in a module the config imports.
 RECORDER = """
