@@ -106,7 +106,7 @@ class Finder:
         self.readers = record.readers()
         self.scales = ScaleFinder(module, record)
         self.calls: dict[str, list[int]] = {}
-        self._followed: dict[str, tuple[dict[int, Labels], np.ndarray]] = {}
+        self._followed: dict[str, tuple[_Flow, np.ndarray]] = {}
         self._inputs: dict[str, Ref] = {}
         for number, node in enumerate(record.nodes):
             if node.op == LAYER:
@@ -120,7 +120,7 @@ class Finder:
                 found.sites.append(self._site(name))
             except _Escape as escape:
                 found.refused.append(Refusal(name, str(escape)))
-        sites, found.sites = _with_factors(found.sites), []
+        sites, found.sites = self._with_factors(found), []
         for site in sites:
             try:
                 found.sites.append(replace(site, reads=self._reads(site, sites)))
@@ -155,7 +155,7 @@ class Finder:
             raise _Escape('all of its channels belong together')
         source, axis, given = find_source(self.record, self.modules, name, self.calls[name])
         self._inputs[name] = given
-        self._followed[name] = first.labels, decisions
+        self._followed[name] = first, decisions
         return Site(
             source=source,
             source_channels=given.shape[axis],
@@ -175,15 +175,69 @@ class Finder:
         given, reads = self._inputs[site.name], []
         dim = site.axis % len(given.shape)
         for other in sites:
-            labels, decisions = self._followed[other.name]
-            if given.value not in labels:
+            flow, decisions = self._followed[other.name]
+            if given.value not in flow.labels:
                 continue
-            met = labels[given.value]
+            met = flow.labels[given.value]
             if any(size > 1 for d, size in enumerate(met.shape) if d != dim):
                 raise _Escape(f'its gate would read {other.name} across its channels')
             index = np.broadcast_to(met.reshape(-1), (given.shape[dim],))
             reads.append(_end(other.name, index, decisions))
         return tuple(reads)
+
+    def _with_factors(self, found: Found) -> list[Site]:
+        """Layers that make a factor of other sites' channels, as those of squeeze-and-excitation
+        do, are producers of those: what a closed channel would be multiplied with is not needed."""
+        hosts: list[Site] = []
+        factors: list[tuple[Site, dict[str, np.ndarray]]] = []
+        for site in sorted(found.sites, key=lambda s: -len(s.consumers)):
+            tables = self._hosts_of(site, hosts)
+            if not tables:
+                hosts.append(site)
+                continue
+            factors.append((site, tables))
+            if np.any(np.stack(list(tables.values())).max(axis=0) < 0):
+                beside = ', '.join(tables)
+                reason = f'its channels are multiplied with those of {beside} and with others'
+                found.refused.append(Refusal(site.name, reason))
+        kept = []
+        for site in found.sites:
+            if site not in hosts:
+                continue
+            for factor, tables in factors:
+                if site.name not in tables:
+                    continue
+                table = tables[site.name]
+                through = _translated(factor.through, table, site.channels)
+                site = replace(
+                    site,
+                    producers=site.producers + _translated(factor.producers, table, site.channels),
+                    through=site.through + tuple(t for t in through if t not in site.through),
+                    scales=_together(site.scales, _translated(factor.scales, table, site.channels)),
+                )
+            kept.append(site)
+        return kept
+
+    def _hosts_of(self, site: Site, others: list[Site]) -> dict[str, np.ndarray]:
+        """Sites that channels of a site are multiplied with wherever they are read: name -> its
+        decision for each of the site's, -1 for none."""
+        flow, decisions = self._followed[site.name]
+        tables: dict[str, np.ndarray] = {}
+        for other in others:
+            theirs, decided = self._followed[other.name]
+            table = np.full(site.channels, -2)
+            for number, _ in flow.reads:
+                node = self.record.nodes[number]
+                value = (node.args[0] if node.args else next(iter(node.kwargs.values()))).value
+                labels = theirs.labels.get(value, np.array(-1))
+                mine, met = np.broadcast_arrays(flow.labels[value], labels)
+                ours, its = decisions[mine[mine >= 0]], met[mine >= 0]
+                its = np.where(its < 0, -1, decided[np.maximum(its, 0)])
+                for decision, partner in set(zip(ours.tolist(), its.tolist(), strict=True)):
+                    table[decision] = partner if table[decision] in (-2, partner) else -1
+            if np.any(table >= 0):
+                tables[other.name] = np.maximum(table, -1)
+        return tables
 
     def _follow(self, number: int) -> _Flow:
         """Follow one call; a grouped convolution on the way is passed where that is possible."""
@@ -346,44 +400,14 @@ def _followed(index: np.ndarray, decisions: np.ndarray) -> Optional[tuple[int, .
     return None if plain else tuple(int(i) for i in followed)
 
 
-def _with_factors(sites: list[Site]) -> list[Site]:
-    """Layers that make a factor of another site's channels, as those of squeeze-and-excitation do,
-    are producers of that site: what a closed channel would be multiplied with is not needed."""
-    kept: list[Site] = []
-    for site in sites:
-        ends = dict.fromkeys(site.consumers)
-        host = next(
-            (
-                other
-                for other in sites
-                if other is not site
-                and other.channels == site.channels
-                and set(ends) <= set(other.consumers)
-                and (set(ends) < set(other.consumers) or sites.index(other) < sites.index(site))
-            ),
-            None,
-        )
-        if host is None:
-            kept.append(site)
-    hosts = []
-    for site in kept:
-        factors = [
-            other
-            for other in sites
-            if other not in kept
-            and other.channels == site.channels
-            and set(other.consumers) <= set(site.consumers)
-        ]
-        hosts.append(
-            replace(
-                site,
-                producers=site.producers + tuple(p for f in factors for p in f.producers),
-                through=site.through
-                + tuple(t for f in factors for t in f.through if t not in site.through),
-                scales=_together(site.scales, *(f.scales for f in factors)),
-            )
-        )
-    return hosts
+def _translated(parts: tuple, table: np.ndarray, channels: int) -> tuple:
+    """Ends or scales that follow the decisions of another site."""
+    out = []
+    for part in parts:
+        index = np.arange(len(table)) if part.index is None else np.asarray(part.index)
+        index = np.where(index < 0, -1, table[np.maximum(index, 0)])
+        out.append(replace(part, index=_followed(index, np.arange(channels))))
+    return tuple(out)
 
 
 def _together(*scales: tuple[Scale, ...]) -> tuple[Scale, ...]:
