@@ -55,7 +55,7 @@ def register() -> None:
     check_versions()
     for room in _REGISTERED:
         importlib.import_module(f'.{room}', __name__)
-    from .runtime.config_scopes import teach_config_scopes
+    from .runtime.config.scopes import teach_config_scopes
 
     teach_config_scopes()
 

@@ -27,7 +27,7 @@ from ..evaluation import PredictionCounter, read_macs
 from ..evaluation.checkpoint_fit import CheckpointFitHook
 from ..gates import Gate, find_gates, select_blocks
 from ..runtime import launch, unwrap
-from ..runtime.config_files import existing
+from ..runtime.checkpoints.file import existing
 from ..tasks import annotation_fields, task_of_sample
 from .gate_table import MACS, GateTable
 from .layer_costs import LayerCosts

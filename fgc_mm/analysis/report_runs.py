@@ -13,7 +13,7 @@ from mmengine.config import Config
 
 from ..errors import UsageError
 from ..evaluation.summary import add_derived
-from ..runtime.config_files import read_config
+from ..runtime.config.files import read_config
 from .figures_file import read_figures
 from .gate_table import GateTable
 from .training import Curves, last_validation, read_curves

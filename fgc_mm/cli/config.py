@@ -14,7 +14,7 @@ from mmengine.config import Config, DictAction
 from mmengine.runner import Runner
 
 from ..errors import UsageError
-from ..runtime.config_files import config_path, read_config
+from ..runtime.config.files import config_path, read_config
 from ..runtime.messages import did_you_mean, shortened
 
 # What the tools and the packages read beside the arguments of a Runner.

@@ -171,7 +171,7 @@ def check_boxes(dataset: Any) -> None:
     Raises:
         DataError: Naming the first file and object.
     """
-    for child in children_of(dataset) if getattr(dataset, '__dict__', None) else ():
+    for child in children_of(dataset):
         check_boxes(child)
     if format_of(type(dataset)) != 'voc' or getattr(dataset, 'test_mode', False):
         return

@@ -159,7 +159,8 @@ def _leaves(dataset: Any) -> list[Any]:
 
 
 def children_of(dataset: Any) -> list[Any]:
-    attributes = vars(dataset)
+    """The datasets that a wrapper holds; none of one that is no wrapper."""
+    attributes = getattr(dataset, '__dict__', {})
     if isinstance(attributes.get('datasets'), (list, tuple)):
         return list(attributes['datasets'])
     return [attributes[key] for key in ('dataset', '_dataset') if key in attributes]
@@ -254,7 +255,7 @@ def _mixing_datasets(dataset: Any) -> Iterator[tuple[str, str]]:
                 yield f'the pipeline of {name}', type(transform).__name__
         if not hasattr(type(dataset), 'prepare_data'):
             yield 'the training set', f'the wrapper {name} with a pipeline of its own'
-    for child in children_of(dataset) if attributes else ():
+    for child in children_of(dataset):
         yield from _mixing_datasets(child)
 
 

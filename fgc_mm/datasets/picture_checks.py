@@ -181,8 +181,7 @@ def name_broken_pictures(dataset: Any, ignored: Collection[int] = (255,)) -> Non
         ignored (Collection[int]): Values of label maps that stand for no class.
             Defaults to (255,).
     """
-    attributes = getattr(dataset, '__dict__', {})
-    pipeline = attributes.get('pipeline')
+    pipeline = getattr(dataset, '__dict__', {}).get('pipeline')
     if callable(pipeline) and not isinstance(pipeline, NamingPipeline):
         labels = None
         if task_of_dataset(dataset).label_maps:
@@ -192,7 +191,7 @@ def name_broken_pictures(dataset: Any, ignored: Collection[int] = (255,)) -> Non
         voc = any(file_format(base) == 'voc' for base in type(dataset).__mro__)
         boxes = voc and not getattr(dataset, 'test_mode', False)
         dataset.pipeline = NamingPipeline(pipeline, labels, boxes)
-    for child in children_of(dataset) if attributes else ():
+    for child in children_of(dataset):
         name_broken_pictures(child, ignored)
 
 

@@ -1,6 +1,7 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
 from .base import Gate
 from .bin_concrete import BinConcreteGate
+from .build import build_gate, check_gate
 from .fbs import FBSGate
 from .record import GateRecord
 from .site import GateSite
@@ -19,6 +20,8 @@ __all__ = [
     'Gate',
     'GateRecord',
     'GateSite',
+    'build_gate',
+    'check_gate',
     'find_gates',
     'force_gates',
     'gated_blocks',

@@ -10,13 +10,13 @@ import torch
 import torch.nn as nn
 import torch.utils.checkpoint as checkpoint
 from mmengine.model import BaseModule
-from mmengine.registry import MODELS
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import UsageError
-from ..gates import Gate
+from ..gates import Gate, build_gate
 from ..gates.missing_keys import report_missing
+from .layers import input_channels
 from .site import End, Site
 
 NAME = 'gates'
@@ -38,26 +38,27 @@ class Gates(BaseModule):
         gate (dict): Config of the gates, without their widths.
         follow_norm_eval (bool): Let the network put the gates' norms into evaluation as well.
             Defaults to False.
+        frozen (Sequence[str]): Names of the sites whose gates do not learn. Defaults to ().
     """
 
-    def __init__(self, sites: Sequence[Site], gate: dict, follow_norm_eval: bool = False) -> None:
+    def __init__(
+        self,
+        sites: Sequence[Site],
+        gate: dict,
+        follow_norm_eval: bool = False,
+        frozen: Sequence[str] = (),
+    ) -> None:
         super().__init__()
         self.sites = {site.name: site for site in sites}
         self.follow_norm_eval = follow_norm_eval
+        self.frozen = list(frozen)
         self.loaded = False
         for site in sites:
-            built = MODELS.build(
-                dict(gate, in_channels=site.source_channels, channels=site.channels)
-            )
-            if not isinstance(built, Gate):
-                raise UsageError(
-                    f'gate={gate!r} builds a {type(built).__name__}, which is no gate; use '
-                    "dict(type='BinConcreteGate')"
-                )
+            built = build_gate(gate, site.source_channels, site.channels)
             built.block = site.source
             self.add_module(self.name_of(site.name), built)
-        self._norms = [m for m in self.modules() if isinstance(m, _BatchNorm)]
-        self._modes_differ = any(gate.training != self.training for gate in self.children())
+            if site.name in self.frozen:
+                built.requires_grad_(False)
 
     @staticmethod
     def name_of(site: str) -> str:
@@ -67,6 +68,13 @@ class Gates(BaseModule):
     def of(self, site: str) -> Gate:
         """The gate of a site."""
         return getattr(self, self.name_of(site))
+
+    def train(self, mode: bool = True) -> Gates:
+        """Set the mode, but not that of gates which do not learn."""
+        super().train(mode)
+        for name in self.frozen:
+            self.of(name).eval()
+        return self
 
     def forward(self, x: Any) -> Any:
         """Nothing: a network that is a ``nn.Sequential`` runs all of its children."""
@@ -253,7 +261,7 @@ class KeepModes:
 
 
 def attach(
-    network: nn.Module, sites: Sequence[Site], gate: dict, follow_norm_eval: bool = False
+    network: nn.Module, sites: Sequence[Site], gate: dict, follow_freeze: bool = False
 ) -> Gates:
     """Put gates on sites of a network.
 
@@ -261,7 +269,8 @@ def attach(
         network (nn.Module): The network; it gets a child ``gates`` and hooks on its layers.
         sites (Sequence[Site]): Some of those :func:`find_sites` found in it.
         gate (dict): Config of the gates.
-        follow_norm_eval (bool): See :class:`Gates`. Defaults to False.
+        follow_freeze (bool): Gates of layers that do not learn do not either, and the network may
+            put the gates' norms into evaluation. Defaults to False.
 
     Returns:
         Gates: The gates.
@@ -273,7 +282,9 @@ def attach(
         raise UsageError(f'{type(network).__name__} has no site to put a gate on')
     if hasattr(network, NAME):
         raise UsageError(f'{type(network).__name__} has something called {NAME!r} already')
-    gates = Gates(sites, gate, follow_norm_eval)
+    modules = dict(network.named_modules())
+    frozen = [site.name for site in sites if follow_freeze and not _learns(modules, site)]
+    gates = Gates(sites, gate, follow_freeze, frozen)
     gates.train(network.training)
     connect(network, gates)
     return gates
@@ -340,16 +351,14 @@ _OWN = (Decide, Mask, KeepModes, NotReentrant)
 """What the hooks are instances of, or methods of one."""
 
 
+def _learns(modules: Mapping[str, nn.Module], site: Site) -> bool:
+    """Whether the layers that make a site's channels do."""
+    return any(p.requires_grad for end in site.producers for p in modules[end.module].parameters())
+
+
 def _first_reader(site: Site) -> str:
     """The first consumer that reads all channels of a site."""
     for end in site.consumers:
         if end.index is None or set(range(site.channels)) <= set(end.index):
             return end.module
     return site.consumers[0].module
-
-
-def input_channels(layer: nn.Module) -> tuple[int, int]:
-    """Number of a layer's input channels, and where they are, from the end."""
-    if isinstance(layer, nn.Linear):
-        return layer.in_features, -1
-    return layer.in_channels, -1 - len(layer.kernel_size)  # type: ignore[arg-type, return-value]

@@ -14,6 +14,7 @@ import torch.nn as nn
 from torch import Tensor
 
 from ..errors import UsageError
+from .factors import plain
 from .find import Example, find_sites
 from .recorder import ExampleError
 from .site import End, Scale, Site
@@ -50,10 +51,12 @@ def narrow(
         >>> sites, refused = narrow(network, sites, {'layer1.0.conv1': 37}, example)
     """
     by_name = {site.name: site for site in sites}
-    masks = {name: mask_of(by_name, name, value) for name, value in kept.items()}
+    masks = {}
+    for name, value in kept.items():
+        site = site_called(sites, name)
+        masks[site.name] = mask_of(site, value)
     masks = {name: mask for name, mask in masks.items() if not mask.all()}
-    shared = _shared_weights(network)
-    faults = {name: _fault(network, by_name[name], shared) for name in masks}
+    faults = {name: _fault(network, by_name[name]) for name in masks}
     refused = {name: fault for name, fault in faults.items() if fault is not None}
     wanted = [name for name in masks if name not in refused]
 
@@ -78,20 +81,35 @@ def narrow(
     return _Cut(network, sites, {name: masks[name] for name in chosen}).make(), refused
 
 
-def mask_of(sites: Mapping[str, Site], name: str, kept: Kept) -> np.ndarray:
+def site_called(sites: Sequence[Site], name: str) -> Site:
+    """The site of a name, which may also be that of a depthwise convolution behind it.
+
+    Args:
+        sites (Sequence[Site]): All sites of a network.
+        name (str): The name.
+
+    Raises:
+        UsageError: If there is none; the message has the names there are.
+    """
+    for kind in ('producers', 'through'):
+        for site in sites:
+            ends = getattr(site, kind)
+            if any(end.module == name for end in (ends[:1] if kind == 'producers' else ends)):
+                return site
+    raise UsageError(f'{name!r} is no site; there are {", ".join(site.name for site in sites)}')
+
+
+def mask_of(site: Site, kept: Kept) -> np.ndarray:
     """What stays of a site, as a mask of its decisions.
 
     Args:
-        sites (Mapping): Name -> site.
-        name (str): Name of one.
+        site (Site): The site.
         kept (int | Sequence | Tensor): See :func:`narrow`.
 
     Raises:
-        UsageError: If there is no such site, or nothing or too much is to stay.
+        UsageError: If nothing or too much is to stay.
     """
-    if name not in sites:
-        raise UsageError(f'{name!r} is no site; there are {", ".join(sites)}')
-    count = sites[name].channels
+    count = site.channels
     mask = np.zeros(count, bool)
     if isinstance(kept, int) and not isinstance(kept, bool):
         index: Any = np.arange(kept)
@@ -103,30 +121,18 @@ def mask_of(sites: Mapping[str, Site], name: str, kept: Kept) -> np.ndarray:
         fits = index.ndim == 1 and len(index) > 0 and index.min() >= 0 and index.max() < count
     if not fits:
         raise UsageError(
-            f'site {name!r} has {count} channels to switch: {kept!r} must be a number of channels '
-            f'from 1 to {count}, or the numbers of those that stay'
+            f'site {site.name!r} has {count} channels to switch: {kept!r} must be a number of '
+            f'channels from 1 to {count}, or the numbers of those that stay'
         )
     mask[index] = True
     return mask
 
 
-def _shared_weights(network: nn.Module) -> set[str]:
-    """Modules with a parameter that another module has as well."""
-    owners: dict[int, set[str]] = {}
-    for name, module in network.named_modules():
-        for parameter in module.parameters(recurse=False):
-            owners.setdefault(id(parameter), set()).add(name)
-    return {name for names in owners.values() if len(names) > 1 for name in names}
-
-
-def _fault(network: nn.Module, site: Site, shared: set[str]) -> Optional[str]:
+def _fault(network: nn.Module, site: Site) -> Optional[str]:
     """Why a site cannot be narrowed whatever stays of it."""
     for end in site.consumers:
         if getattr(network.get_submodule(end.module), 'groups', 1) > 1:
             return f'{end.module} reads it in groups, and all of them must stay equally wide'
-    for end in (*site.producers, *site.through, *site.consumers):
-        if end.module in shared:
-            return f'{end.module} shares its weight with another layer'
     parts: list[Union[End, Scale]] = [*site.producers, *site.through, *site.consumers]
     for part in (*parts, *site.scales):
         index = np.arange(site.channels) if part.index is None else np.asarray(part.index)
@@ -236,9 +242,7 @@ def left(part: Union[End, Scale], stays: np.ndarray, mask: np.ndarray) -> Option
     before = before[stays]
     numbers = np.cumsum(mask) - 1
     after = np.where(before < 0, -1, numbers[np.maximum(before, 0)])
-    if np.array_equal(after, np.arange(int(mask.sum()))):
-        return None
-    return tuple(int(i) for i in after)
+    return plain(after, int(mask.sum()))
 
 
 def _take(module: nn.Module, name: str, dim: int, stays: np.ndarray) -> None:

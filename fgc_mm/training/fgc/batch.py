@@ -14,7 +14,7 @@ from torch import Tensor
 from ...datasets import INSTANCE_KEY
 from ...errors import NonFiniteError, UsageError
 from ...gates import GateRecord
-from ...runtime.finite_search import all_finite
+from ...runtime.numbers.finite_search import all_finite
 from ...tasks import class_fields
 
 

@@ -12,8 +12,8 @@ from mmengine.runner import Runner, find_latest_checkpoint
 
 from ...errors import CheckpointError, in_context
 from ...runtime import SafeCheckpointHook
-from ...runtime.companions import find_companion, read_companion
-from ...runtime.work_dir_paths import run_folders
+from ...runtime.checkpoints.companions import find_companion, read_companion
+from ...runtime.checkpoints.work_dir_paths import run_folders
 from ..schedules import epochs_seen
 
 if TYPE_CHECKING:

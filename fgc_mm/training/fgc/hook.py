@@ -21,7 +21,7 @@ from ...errors import UsageError, in_context
 from ...gates import Gate, select_blocks
 from ...gates.utils import Layers
 from ...runtime import FiniteHook, SafeCheckpointHook, unwrap
-from ...runtime.argument_types import argument_faults
+from ...runtime.config.argument_types import argument_faults
 from ..budget.hook import BudgetHook
 from ..gate_loss_hook import GateLossHook
 from ..schedules import BUDGET, ScheduleCfg, build_schedule

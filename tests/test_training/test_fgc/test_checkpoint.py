@@ -11,8 +11,8 @@ import torch
 from mmengine.hooks import EMAHook, Hook
 
 from fgc_mm.runtime import RandomStateHook
-from fgc_mm.runtime.companions import read_companion
-from fgc_mm.runtime.random_state_hook import checkpoint_due
+from fgc_mm.runtime.checkpoints.companions import read_companion
+from fgc_mm.runtime.checkpoints.random_state_hook import checkpoint_due
 from fgc_mm.training import FGCHook
 
 FGC = dict(type='FGCHook', layers=[-2, -1], k=5, eta=0.1, log_interval=2)

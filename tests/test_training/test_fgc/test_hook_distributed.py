@@ -8,7 +8,7 @@ import torch
 from two_processes import results_of_ranks, train_in_two_processes
 
 from fgc_mm.coupling import LayerCoupling
-from fgc_mm.runtime.companions import read_companion
+from fgc_mm.runtime.checkpoints.companions import read_companion
 
 GATES = ['backbone.layer3.1.gate1', 'backbone.layer3.2.gate1']
 
