@@ -36,7 +36,6 @@ def run(args: argparse.Namespace) -> None:
     from ..evaluation import summary
     from ..evaluation.checkpoint_fit import CheckpointFitHook
     from ..files import check_file, check_folder
-    from ..gates import find_gates
     from ..inference import add_sparse_hook
     from ..runtime import launch
     from ..runtime.checkpoints.file import existing
@@ -65,10 +64,6 @@ def run(args: argparse.Namespace) -> None:
     runner = launch.build_runner(cfg)
     if suffix in ('.pkl', '.pickle'):
         runner.test_evaluator.metrics.append(DumpResults(out_file_path=args.out))
-    if args.sparse and not find_gates(runner.model):
-        raise UsageError(
-            f'--sparse: the model of {args.config} has no gates, so no channel is ever closed'
-        )
     runner.register_hook(CheckpointFitHook(args.checkpoint))
     if dial_arguments.is_sweep(args):
         dial.run(runner, args)

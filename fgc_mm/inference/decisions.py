@@ -16,7 +16,7 @@ from ..gates import BinConcreteGate, Gate, GateRecord
 from ..gates.bin_concrete import logit_of
 from ..runtime.module_hooks import tell
 from ..sites.attach import as_map
-from .frozen_layer import Opened, Side
+from .frozen_pass import Opened, Side
 from .onednn import autocasts
 
 _FEW = 1 << 17

@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Optional
@@ -18,14 +17,16 @@ from torch.utils._pytree import tree_map
 
 from ..errors import UsageError
 from ..gates import Gate
-from ..sites import Gates, Site
+from ..sites import Site
 from ..sites.attach import Decide, Mask
 from ..sites.find import Example, call_of
 from ..sites.layers import is_layer, layer_fault
 from ..sites.recorder import ExampleError, Record, record_pass
 from .decisions import Decisions
 from .folds import Fold, find_folds
-from .frozen_layer import ActivationForward, LayerForward, Pass, ScaledForward, Side, SkippedForward
+from .frozen_layer import ActivationForward, LayerForward, ScaledForward, SkippedForward
+from .frozen_pass import Pass, Side
+from .frozen_sites import factors_of, groups, paths_of, region_of, sites_of, within
 from .frozen_source import RegionForward, SourceForward, without_hooks
 from .memory import to_contiguous
 from .ways import WAYS, Ways
@@ -180,7 +181,7 @@ class Freezer:
             modules = dict(self.network.named_modules())
             record = self._record(modules, args, kwargs)
             folds = find_folds(record, modules) if record else {}
-            sites = _sites_of(modules)
+            sites = sites_of(modules)
             self.report.sites = dict.fromkeys(sites, 'its region has not run')
             self._take_hooks(modules)
             self._layers(modules, sites, folds)
@@ -240,7 +241,7 @@ class Freezer:
             for end in site.consumers:
                 ins.setdefault(end.module, []).append((name, end.index))
         for name, (site, _) in sites.items():
-            others = _factors_of(name, site, ins)
+            others = factors_of(name, site, ins)
             if others:
                 outs[name] = others
                 self._masked.add(name)
@@ -293,14 +294,14 @@ class Freezer:
         regions: dict[str, list[set[str]]] = {}
         for name, (site, _) in sites.items():
             by_source.setdefault((site.source, site.axis), []).append(name)
-        for group in _groups({name: site for name, (site, _) in sites.items()}):
-            regions.setdefault(_region([sites[n][0] for n in group], modules, called), []).append(
+        for group in groups({name: site for name, (site, _) in sites.items()}):
+            regions.setdefault(region_of([sites[n][0] for n in group], modules, called), []).append(
                 group
             )
         device = next((p.device.type for p in self.network.parameters()), 'cpu')
         for (source, axis), names in by_source.items():
             gates = {name: sites[name][1] for name in names}
-            encloses = all(_within(path, source) for n in names for path in _paths(sites[n][0]))
+            encloses = all(within(path, source) for n in names for path in paths_of(sites[n][0]))
             ways = Ways(self.way, device == 'cpu')
             module = modules[source]
             read = [end for end in sites[names[0]][0].reads if end.module in sites]
@@ -314,8 +315,8 @@ class Freezer:
         sources = [source for source, _ in by_source]
         for region, members in regions.items():
             module = modules[region]
-            alone = sum(_within(source, region) for source in sources) == 1 and sum(
-                any(_within(p, region) for p in _paths(s)) for s, _ in sites.values()
+            alone = sum(within(source, region) for source in sources) == 1 and sum(
+                any(within(p, region) for p in paths_of(s)) for s, _ in sites.values()
             ) == sum(map(len, members))
             inner = self._forward_of(module)
             source = inner if alone and isinstance(inner, SourceForward) else None
@@ -382,76 +383,6 @@ def _forward_of(module: nn.Module) -> Any:
 
 def _ours(act: nn.Module) -> bool:
     return isinstance(act.__dict__.get('forward'), ActivationForward)
-
-
-def _sites_of(modules: Mapping[str, nn.Module]) -> dict[str, tuple[Site, Gate]]:
-    """All sites of a model with gates on them, their names as seen from the model."""
-    found: dict[str, tuple[Site, Gate]] = {}
-    for name, module in modules.items():
-        if not isinstance(module, Gates):
-            continue
-        prefix = name.rpartition('.')[0]
-        for site in module.sites.values():
-            own = site if not prefix else site.seen_from(prefix)
-            found[own.name] = own, module.of(site.name)
-    return found
-
-
-def _paths(site: Site) -> list[str]:
-    """Every layer of a site, and its source."""
-    return [site.source, *(e.module for e in (*site.producers, *site.through, *site.consumers))]
-
-
-def _factors_of(name: str, site: Site, ins: Mapping[str, list]) -> list:
-    """The other sites that a consumer reads if a site is a factor of all of them, made from what it
-    is multiplied with, as the channel attention of CSPNeXt is."""
-    if len(site.consumers) > 1 or len(site.producers) > 1:
-        return []
-    ends = (*site.consumers, *site.producers)
-    others = [end for end in ins[site.consumers[0].module] if end[0] != name]
-    read = {other for other, _ in ins.get(name, [])}
-    fits = all(end.index is None for end in ends) and all(other in read for other, _ in others)
-    return others if fits else []
-
-
-def _within(path: str, module: str) -> bool:
-    return not module or path == module or path.startswith(f'{module}.')
-
-
-def _groups(sites: Mapping[str, Site]) -> list[set[str]]:
-    """Sites that share a layer on the same side, together."""
-    found: list[tuple[set[str], set[str]]] = []
-    for name, site in sites.items():
-        names = {name}
-        layers = {f'reads {end.module}' for end in site.consumers}
-        layers |= {f'makes {end.module}' for end in (*site.producers, *site.through)}
-        apart = []
-        for others, shared in found:
-            if shared & layers:
-                names |= others
-                layers |= shared
-            else:
-                apart.append((others, shared))
-        found = [*apart, (names, layers)]
-    return [names for names, _ in found]
-
-
-def _region(
-    sites: Sequence[Site], modules: Mapping[str, nn.Module], called: Optional[set[str]]
-) -> str:
-    """The smallest module that is called and has all layers of some sites inside."""
-    paths = [path.split('.') for site in sites for path in _paths(site)]
-    common = [
-        parts[0]
-        for parts in itertools.takewhile(lambda p: len(set(p)) == 1, zip(*paths, strict=False))
-    ]
-    while common:
-        path = '.'.join(common)
-        row = isinstance(modules[path], (nn.ModuleList, nn.ModuleDict))
-        if not row and (called is None or path in called):
-            return path
-        common = common[:-1]
-    return ''
 
 
 def _put_back(module: nn.Module, order: list, taken: list) -> None:

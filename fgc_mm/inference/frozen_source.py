@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from ..sites.recorder import plain_output
 from .decisions import Decisions
-from .frozen_layer import Pass
+from .frozen_pass import Pass
 from .ways import Values, Ways, groups
 
 _TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}

@@ -13,6 +13,7 @@ from mmengine.model import BaseTTAModel
 from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 
+from ..gates import find_gates
 from ..runtime import unwrap
 from .freeze import Freezer
 from .memory import keep_memory
@@ -43,6 +44,12 @@ class SparseInferenceHook(Hook):
 
     def before_val_epoch(self, runner: Runner) -> None:
         """Freeze the model."""
+        if not find_gates(runner.model):
+            print_log(
+                'SparseInferenceHook: no gate is left in the model, nothing is ever closed; it '
+                'runs dense, with its norms folded in',
+                logger='current',
+            )
         self.freezer = Freezer(_model_of(runner), **self.options)
         self.freezer.attach()
 

@@ -8,7 +8,7 @@ from typing import Optional
 
 import numpy as np
 
-from .frozen_layer import Kept, Opened
+from .frozen_pass import Kept, Opened
 
 WAYS = ('dense', 'fixed', 'gathered', 'each')
 """Everything computed and masked; what the first pictures opened, laid out once; what this picture
