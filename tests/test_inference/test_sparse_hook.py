@@ -103,7 +103,8 @@ def test_training_goes_on_after_a_validation(make_runner):  # noqa: F811
     found = []
     for hooks in ([], [SparseInferenceHook()]):
         torch.manual_seed(0)
-        runner = make_runner([BudgetHook(0.5), *hooks], model=ToyTask(), max_iters=4,
+        runner = make_runner([BudgetHook(0.5), *hooks], model=ToyTask(),
+            randomness=dict(seed=3), max_iters=4,
                              train_cfg=dict(by_epoch=False, max_iters=4, val_interval=2),
                              **evaluation('val'))  # fmt: skip
         runner.train()
