@@ -97,7 +97,7 @@ def test_one_line_is_enough_and_the_figures_are_right(make_runner, toy, tmp_path
 
     (log,) = Path(tmp_path).rglob('*.log')
     text = log.read_text()
-    assert 'always on' in text and 'backbone.layer4.1.gate1' in text
+    assert 'always on' in text and 'backbone.gates.layer4-1-conv1' in text
     assert 'macs/pruning_ratio: ' in text
     # The other metrics see the figure of each image as well.
     assert all(isinstance(sample['gated_macs'], ImageMACs) for sample in other.seen)
