@@ -293,6 +293,8 @@ def attach(
     if hasattr(network, NAME):
         raise UsageError(f'{type(network).__name__} has something called {NAME!r} already')
     modules = dict(network.named_modules())
+    if follow_freeze:
+        network.train(network.training)  # some freeze their stages only now
     frozen = [site.name for site in sites if follow_freeze and not _learns(modules, site)]
     gates = Gates(sites, gate, follow_freeze, frozen)
     gates.train(network.training)
