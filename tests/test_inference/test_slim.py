@@ -16,7 +16,7 @@ from fgc_mm.inference.slim_files import slim_config
 from fgc_mm.macs import count_macs
 
 FAMILIES = {
-    'cifar': dict(type='GatedResNetCifar', depth=8, base_channels=8),
+    'wide': dict(type='GatedWideResNet', depth=10, widen_factor=1),
     'basic': dict(type='GatedResNet', depth=18, base_channels=8, _scope_='mmdet'),
     'bottleneck': dict(
         type='Gated',
@@ -169,7 +169,7 @@ def test_tolerance_removes_more():
     more.model(pictures(2))
 
 
-@pytest.mark.parametrize('family', ['cifar', 'vgg'])
+@pytest.mark.parametrize('family', ['wide', 'vgg'])
 def test_closed_gates_leave_one_channel_open_ones_no_gate(family):
     model = build(family)
     x = pictures(2)
@@ -184,7 +184,7 @@ def test_closed_gates_leave_one_channel_open_ones_no_gate(family):
     wanted = model(x)
     result = slim(model, shares_of(model, x))
     assert torch.cat([o.flatten() for o in result.model(x)]).isfinite().all()
-    if family == 'cifar':
+    if family == 'wide':
         assert_same(result.model(x), wanted)
     assert all(row['removed'] == row['channels'] - 1 for row in result.gates)
 
