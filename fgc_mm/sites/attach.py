@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ..errors import UsageError
 from ..gates import Gate, build_gate
 from ..gates.missing_keys import report_missing
+from .layers import input_channels
 from .site import End, Site
 
 NAME = 'gates'
@@ -323,10 +324,3 @@ def _first_reader(site: Site) -> str:
         if end.index is None or set(range(site.channels)) <= set(end.index):
             return end.module
     return site.consumers[0].module
-
-
-def input_channels(layer: nn.Module) -> tuple[int, int]:
-    """Number of a layer's input channels, and where they are, from the end."""
-    if isinstance(layer, nn.Linear):
-        return layer.in_features, -1
-    return layer.in_channels, -1 - len(layer.kernel_size)  # type: ignore[arg-type, return-value]

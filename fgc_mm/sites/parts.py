@@ -13,7 +13,8 @@ from mmengine.model import revert_sync_batchnorm
 
 from ..errors import UsageError
 from ..tasks import task_of_model
-from .find import Finder, Found, both, is_layer
+from .find import Finder, Found, both
+from .layers import is_layer
 from .recorder import record_pass
 from .site import End, Refusal, Site
 

@@ -24,6 +24,8 @@ class ExampleError(UsageError):
 
 LAYER = 'layer'
 """Name of the node of a whole convolution or linear layer."""
+VALUE = 'value'
+"""Name of the node where Python looks at the numbers of a tensor that depends on the input."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ class Recorder(TorchDispatchMode):
 
     A layer for which ``is_layer`` holds is one node, whatever it does inside. An operation
     that changes a tensor in place makes a new version of it; what shares the memory
-    and is not that tensor counts as changed by something unknown (``'alias'``).
+    and is not that tensor counts as changed by something unknown (``'overlap'``).
 
     Args:
         is_layer (Callable): Whether a module is one node.
@@ -171,7 +173,7 @@ class Recorder(TorchDispatchMode):
             ref.value in self.depends for ref in tree_flatten(read)[0] if isinstance(ref, Ref)
         )
         if name in ('_local_scalar_dense', 'equal', 'is_nonzero') and depends:
-            self.record.nodes.append(Node('value', self._stack[-1], *read, []))
+            self.record.nodes.append(Node(VALUE, self._stack[-1], *read, []))
             return out
         self._add(name, read, out, written, depends)
         return out
@@ -190,7 +192,7 @@ class Recorder(TorchDispatchMode):
                 shape = next(tuple(t.shape) for t in self._kept if id(t) == key)
                 after = Ref(self._numbers[key], shape)
                 self.record.nodes.append(
-                    Node('alias', self._stack[-1], (Ref(before, shape), *read), {}, [after])
+                    Node('overlap', self._stack[-1], (Ref(before, shape), *read), {}, [after])
                 )
                 if depends:
                     self.depends.add(after.value)

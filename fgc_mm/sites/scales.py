@@ -6,8 +6,9 @@ from __future__ import annotations
 import numpy as np
 import torch.nn as nn
 
-from .labels import FACTORS, NORMS, SUMS, Labels, NotPrivate, base_name, step
+from .labels import Labels, NotPrivate, base_name
 from .recorder import LAYER, Node, Record, Ref
+from .steps import FACTORS, NORMS, SUMS, step
 
 Key = tuple[str, int]
 """A tensor's name and one of its dimensions."""
