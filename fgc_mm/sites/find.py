@@ -218,12 +218,17 @@ def find_sites(module: nn.Module, example: Example, modes: Sequence[bool] = (Fal
         mine = finders[-1].find()
         found = mine if found is None else both(found, mine)
     assert found is not None
-    return _of_pictures(found, finders)
+    return of_pictures(found, finders)
 
 
-def _of_pictures(found: Found, finders: Sequence[Finder]) -> Found:
+def of_pictures(found: Found, finders: Sequence[Finder]) -> Found:
     """The sites whose layers have the pictures in the first dimension: with twice as many of them
-    another one has not grown in its place."""
+    another one has not grown in its place.
+
+    Args:
+        found (Found): The sites.
+        finders (Sequence[Finder]): Those who found them, the first with one picture.
+    """
     kept: list[Site] = []
     for site in found.sites:
         one, two = (finder.shape_read(site.name) for finder in (finders[0], finders[-1]))

@@ -13,7 +13,7 @@ from mmengine.model import revert_sync_batchnorm
 
 from ..errors import UsageError
 from ..tasks import task_of_model
-from .find import Finder, Found, both
+from .find import Finder, Found, both, of_pictures
 from .layers import is_layer
 from .recorder import record_pass
 from .site import End, Refusal, Site
@@ -25,8 +25,8 @@ MODES = {False: 'predict', True: 'loss'}
 def find_in_model(model: nn.Module, shape: tuple[int, int, int]) -> Found:
     """The sites of a whole model of OpenMMLab: a detector, a segmentor, a classifier.
 
-    A copy of it predicts two pictures, and has its losses computed, with annotations that nobody
-    made. So every layer runs that does in testing and in training, heads on regions among them.
+    A copy of it predicts a picture, and has the losses of two computed, with annotations that
+    nobody made. So every layer runs that does in testing and in training, heads on regions too.
 
     Args:
         model (nn.Module): The model, whose ``forward`` takes inputs, data samples and a mode.
@@ -39,16 +39,18 @@ def find_in_model(model: nn.Module, shape: tuple[int, int, int]) -> Found:
     trial = revert_sync_batchnorm(copy.deepcopy(model))
     task.undemanding(trial)
     generator = torch.Generator().manual_seed(0)  # that of the training is left alone
-    found = None
+    finders = []
     for training, mode in MODES.items():
-        pictures = torch.rand(2, *shape, generator=generator)
+        pictures = torch.rand(1 + training, *shape, generator=generator)
         samples = task.made_up(len(pictures), *shape[1:])
         trial.train(training)
         with torch.random.fork_rng(devices=[]):
             record = record_pass(trial, (pictures, samples, mode), {}, is_layer)
-        mine = Finder(trial, record).find()
-        found = mine if found is None else both(found, mine)
-    assert found is not None
+        finders.append(Finder(trial, record))
+    found = of_pictures(both(*(finder.find() for finder in finders)), finders)
+    found.sites = [
+        replace(site, regions=finders[0].shape_read(site.name)[0] != 1) for site in found.sites
+    ]
     return found
 
 
