@@ -24,14 +24,6 @@ def argument_faults(what: Callable, arguments: Mapping[str, Any], key: str) -> l
     """Arguments that a class does not have or, if it is one of ours, of another type.
 
     Nothing is said where a class may take more than can be seen.
-
-    Args:
-        what (Callable): The class, or a method.
-        arguments (Mapping): Some of its arguments.
-        key (str): Where they stand in the config.
-
-    Returns:
-        list[str]: A message for each.
     """
     known, closed = _parameters(what)
     faults = {}
@@ -43,17 +35,13 @@ def argument_faults(what: Callable, arguments: Mapping[str, Any], key: str) -> l
         elif closed:
             choice = f'; it has {", ".join(list(known)[:_MOST_NAMES])}' if known else ''
             near = did_you_mean(name, known) or choice
-            faults[name] = f': {what.__name__} has no argument {name!r}{near}'
+            more = getattr(what, 'advice', '')
+            faults[name] = f': {what.__name__} has no argument {name!r}{near}{more}'
     return [f'{key}.{n}={shortened(repr(arguments[n]), 80)}{text}' for n, text in faults.items()]
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of a type; what cannot be told counts as fitting.
-
-    Args:
-        value (Any): The value.
-        hint (Any): A type hint.
-    """
+    """Whether a value is of a type; what cannot be told counts as fitting."""
     origin, inner = get_origin(hint), get_args(hint)
     if hint is Any:
         return True
@@ -94,6 +82,8 @@ def describe(hint: Any) -> str:
 
 def _parameters(what: Any) -> tuple[dict[str, Callable], bool]:
     """Name -> constructor of all arguments, those handed on to bases too, and if these are all."""
+    if hasattr(what, 'arguments'):  # a builder that says itself what it takes
+        return what.arguments(), True
     found: dict[str, Callable] = {}
     inits = [vars(base).get('__init__') for base in getattr(what, '__mro__', ())]
     for init in inits or [what]:
