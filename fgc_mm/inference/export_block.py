@@ -16,8 +16,7 @@ from ..macs import GatedConv, gated_convs
 from ..nets import GatedBlock
 from ..nets.block import Activation, Body
 from .folding import FoldedLayer
-from .forwards import is_foldable
-from .sparse_block import is_depthwise, why_not
+from .forwards import is_depthwise, is_foldable, why_not
 
 FORMS = ('masked', 'gathered')
 

@@ -17,8 +17,7 @@ from ..gates import Gate, GateSite, find_gates
 from ..macs import GatedConv, gated_convs
 from ..nets import GatedBackbone, GatedBlock
 from ..runtime import Attachments
-from .forwards import is_plain_conv
-from .sparse_block import is_depthwise
+from .forwards import is_depthwise, is_plain_conv
 
 
 class GateUsage:

@@ -205,7 +205,7 @@ def find_sites(module: nn.Module, example: Example, modes: Sequence[bool] = (Fal
         >>> find_sites(torchvision.models.resnet50(), torch.rand(1, 3, 64, 64)).sites[1]
         layer1.0.conv1 -> layer1.0.conv2
     """
-    args, kwargs = _call_of(example)
+    args, kwargs = call_of(example)
     finders: list[Finder] = []
     found: Optional[Found] = None
     for training in modes:
@@ -238,7 +238,8 @@ def of_pictures(found: Found, finders: Sequence[Finder]) -> Found:
     return replace(found, sites=kept)
 
 
-def _call_of(example: Example) -> tuple[tuple, dict]:
+def call_of(example: Example) -> tuple[tuple, dict]:
+    """Arguments and named arguments of a call with an example."""
     if isinstance(example, Tensor):
         return (example,), {}
     if isinstance(example, Mapping):

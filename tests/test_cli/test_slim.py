@@ -221,5 +221,3 @@ def test_mistakes_are_one_message_and_leave_no_file(
     code, _, err = run_tool('slim', gated, checkpoint, '--work-dir', where, *short_options(gated))
     assert code == 2 and 'is not the same on the images' in err
     assert sorted(os.listdir(tmp_path)) == before
-    code, _, err = run_tool('test', dense, checkpoint, '--sparse', *short_options(dense))
-    assert code == 2 and '--sparse: the model of' in err

@@ -7,7 +7,7 @@ from mmengine.registry import MODELS
 from sparse_networks import FAMILIES, assert_equal_outputs, build, pictures
 
 from fgc_mm.gates import find_gates, force_gates
-from fgc_mm.inference import GateUsage, enable_sparse, slim
+from fgc_mm.inference import GateUsage, freeze, slim
 from fgc_mm.macs import count_macs
 
 SLIMMABLE = [family for family in FAMILIES if family != 'fbs']
@@ -62,8 +62,7 @@ def test_calibration_pictures_give_the_same_and_cost_less(family):
         assert row['always_open'] == int((share == 1).sum())
     for key, value in model.state_dict().items():
         assert torch.equal(value, before[key]), key
-    enable_sparse(smaller, way='groups')
-    assert_equal_outputs(smaller(x), wanted)
+    assert_equal_outputs(freeze(smaller, way='gathered')(x), wanted)
 
 
 def test_what_is_always_open_stays_open_for_other_pictures():
