@@ -60,6 +60,7 @@ class Gates(BaseModule):
         for site in sites:
             built = build_gate(gate, site.source_channels, site.channels)
             built.block = site.source
+            built.calls, built.regions = site.calls, site.regions
             self.add_module(self.name_of(site.name), built)
             if site.name in self.frozen:
                 built.requires_grad_(False)
