@@ -85,6 +85,7 @@ class Site:
         reads (tuple[End]): Sites whose channels the gate reads in the source's input: ``module`` is
             the name of such a site, ``index`` is over the channels of that input. A closed
             one is zero there too.
+        regions (bool): Whether the rows of that input are regions of pictures, not pictures.
     """
 
     source: str
@@ -97,6 +98,7 @@ class Site:
     calls: int = 1
     scales: tuple[Scale, ...] = ()
     reads: tuple[End, ...] = ()
+    regions: bool = False
 
     @property
     def name(self) -> str:
