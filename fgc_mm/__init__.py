@@ -32,6 +32,7 @@ _PUBLIC = {
     'L0Hook': 'training',
     'LayerCoupling': 'coupling',
     'SafeCheckpointHook': 'runtime',
+    'StaticPruningHook': 'training',
     'SparseInferenceHook': 'inference',
     'count_macs': 'macs',
     'disable_sparse': 'inference',
@@ -40,6 +41,7 @@ _PUBLIC = {
     'find_gates': 'gates',
     'find_sites': 'sites',
     'gate': 'sites',
+    'prune': 'pruning',
     'set_threshold': 'gates',
     'slim': 'inference',
 }

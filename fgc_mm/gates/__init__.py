@@ -5,6 +5,7 @@ from .build import build_gate, check_gate
 from .fbs import FBSGate
 from .record import GateRecord
 from .site import GateSite
+from .static import StaticGate
 from .utils import (
     find_gates,
     force_gates,
@@ -21,6 +22,7 @@ __all__ = [
     'Gate',
     'GateRecord',
     'GateSite',
+    'StaticGate',
     'build_gate',
     'check_gate',
     'find_gates',

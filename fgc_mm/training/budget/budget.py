@@ -13,7 +13,7 @@ from torch import Tensor
 from ...errors import UsageError
 from ...gates import records_of
 from ...macs import BackboneShare, MACsTracer
-from ...runtime import Attachments
+from ...runtime import Attachments, in_evaluation
 from .controller import BudgetController
 from .options import check_options
 from .reading import BatchReader, join
@@ -276,17 +276,14 @@ class Budget:
     def _evaluate(self, args: tuple, kwargs: dict) -> float:
         """The share of a batch as evaluation counts it, over all ranks."""
         part, tracer = self.prices.backbone, self._tracer
-        modes = {module: module.training for module in part.modules()}
         records = {gate: gate.record for gate in self.gates.values()}
-        part.eval()
         tracer.reset()
         tracer.attach()
         try:
-            part(*args, **kwargs)
+            with in_evaluation(part):
+                part(*args, **kwargs)
         finally:
             tracer.detach()
-            for module, mode in modes.items():
-                module.training = mode
             for gate, record in records.items():
                 gate.record = record
         batch = args[0] if args else next(iter(kwargs.values()))
