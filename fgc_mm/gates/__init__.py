@@ -9,6 +9,7 @@ from .static import StaticGate
 from .utils import (
     find_gates,
     force_gates,
+    forget_records,
     gated_blocks,
     match_blocks,
     records_of,
@@ -27,6 +28,7 @@ __all__ = [
     'check_gate',
     'find_gates',
     'force_gates',
+    'forget_records',
     'gated_blocks',
     'match_blocks',
     'records_of',

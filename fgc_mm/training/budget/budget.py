@@ -11,7 +11,7 @@ from mmengine.dist import all_reduce
 from torch import Tensor
 
 from ...errors import UsageError
-from ...gates import records_of
+from ...gates import forget_records, records_of
 from ...macs import BackboneShare, MACsTracer
 from ...runtime import Attachments, in_evaluation
 from .controller import BudgetController
@@ -130,6 +130,7 @@ class Budget:
         self._speeds: Optional[list[Tensor]] = None
         self._ran: set[str] = set()
         self._checked = False
+        forget_records(self.gates)
 
     @property
     def share(self) -> float:
@@ -215,8 +216,7 @@ class Budget:
         return self.prices.backbone.training and torch.is_grad_enabled()
 
     def _begin_pass(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
-        for gate in self.gates.values():
-            gate.record = None
+        forget_records(self.gates)
         if self._trains():
             due = (self.iteration + 1) % self._interval == 0
             self._inputs = (args, kwargs) if due else None
