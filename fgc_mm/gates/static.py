@@ -51,5 +51,5 @@ class StaticGate(Gate):
         mask = self.mask.to(pooled.dtype).expand(len(pooled), -1)
         return mask, GateRecord((2 * mask - 1) * OPEN_LOGIT, mask, mask)
 
-    def slim_state(self, kept: Tensor, always: Tensor) -> dict[str, Tensor]:
+    def slim_state(self, kept: Tensor, always: Tensor, inputs: Tensor) -> dict[str, Tensor]:
         return dict(mask=self.mask[kept])

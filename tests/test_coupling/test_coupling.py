@@ -166,7 +166,7 @@ def test_mistakes_and_numbers_that_are_none():
     model.train()
     images[2] = torch.nan
     model(images[:4])
-    with pytest.raises(NonFiniteError, match='NaN or Inf for 1 of 4 instances .* instance 6;'):
+    with pytest.raises(NonFiniteError, match=r'NaN or Inf for 1 of 4 instances .* instance 6;'):
         coupling.loss(torch.arange(4, 8))
     with pytest.raises(ValueError, match='k=12 neighbors: among N=12'):
         Coupling(model, N, k=12)

@@ -50,7 +50,7 @@ def test_a_smaller_one_has_the_channels_that_are_kept():
     gate.mask[1] = 0
     kept = torch.tensor([0, 2, 3, 4, 5])
     small = StaticGate(8, 5)
-    small.load_state_dict(gate.slim_state(kept, torch.ones(5, dtype=torch.bool)))
+    small.load_state_dict(gate.slim_state(kept, torch.ones(5, dtype=torch.bool), torch.arange(8)))
     assert small.mask.tolist() == [1] * 5
 
 

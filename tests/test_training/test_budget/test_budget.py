@@ -150,7 +150,7 @@ def test_mistakes(toy):
     with pytest.raises(RuntimeError, match='none of the 8 gates ran in this forward pass'):
         budget.loss()
     model(toy.images().images[:4])
-    with pytest.raises(ValueError, match='^target=0.01 cannot be reached'):
+    with pytest.raises(ValueError, match=r'^target=0\.01 cannot be reached'):
         budget.loss()
     with pytest.raises(ValueError, match='has no gates: its cost cannot be controlled'):
         Budget(torch.nn.Linear(2, 2), 0.5, steps=6)
