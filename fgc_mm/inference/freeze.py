@@ -245,6 +245,7 @@ class Freezer:
             if others:
                 outs[name] = others
                 self._masked.add(name)
+        inner = _inner_of(modules)
         for name, layer in modules.items():
             if not is_layer(layer) or layer_fault(layer) or 'forward' in layer.__dict__:
                 continue
@@ -255,7 +256,8 @@ class Freezer:
             norm = modules[fold.norm] if fold.norm else None
             act = modules[fold.act] if fold.act else None
             act = act if act is None or 'forward' not in act.__dict__ or _ours(act) else None
-            self._replace(layer, LayerForward(layer, self.state, norm, act, *sides))
+            last = self.channels_last and within(name, inner)
+            self._replace(layer, LayerForward(layer, self.state, norm, act, *sides, last))
             if norm is not None:
                 self._replace(norm, SkippedForward(norm, self.state))
                 self.report.norms += 1
@@ -333,8 +335,8 @@ class Freezer:
     def _layout(self, modules: Mapping[str, Any]) -> None:
         """Maps are laid out for the network itself, not for the heads around it."""
         if self.channels_last:
-            name = 'backbone' if 'backbone' in modules else ''
-            self._replace(modules[name], LayoutForward(self._forward_of(modules[name])))
+            module = modules[_inner_of(modules)]
+            self._replace(module, LayoutForward(self._forward_of(module)))
 
     def __getstate__(self) -> dict:
         return {**self.__dict__, '_lock': None}
@@ -379,6 +381,11 @@ def _usual(value: Any) -> Any:
 
 def _forward_of(module: nn.Module) -> Any:
     return module.__dict__.get('forward') or partial(type(module).forward, module)
+
+
+def _inner_of(modules: Mapping[str, nn.Module]) -> str:
+    """The network itself, without the heads around it."""
+    return 'backbone' if 'backbone' in modules else ''
 
 
 def _ours(act: nn.Module) -> bool:
