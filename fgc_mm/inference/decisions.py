@@ -19,9 +19,6 @@ from ..sites.attach import as_map
 from .frozen_pass import Opened, Side
 from .kernels import autocasts
 
-_FEW = 1 << 17
-"""Values that NumPy sums up, in one thread, sooner than PyTorch gets started."""
-
 
 class Decisions:
     """Evaluates the gates of a source with as few operations as possible.
@@ -108,11 +105,7 @@ class Decisions:
         maps = as_map(x, self.axis)
         positions = maps.size(2) * maps.size(3)
         if maps.dtype == torch.float32 == self.first.dtype and maps.device.type == 'cpu':
-            if maps.numel() <= _FEW:
-                total = torch.from_numpy(np.add.reduce(maps.detach().numpy(), axis=(2, 3)))
-            else:
-                total = maps.sum((2, 3))
-            total = self._whole(total, opened)
+            total = self._whole(maps.sum((2, 3)), opened)
             hidden = torch.addmm(self.first_bias, total, self.first, alpha=1 / positions)
         else:
             pooled = self._whole(next(iter(self.gates.values())).pool(maps), opened)
