@@ -58,8 +58,8 @@ class Decisions:
         self.norms: tuple = ()
         if type(gates[0].norm) is nn.LayerNorm:
             sides = [_affine(gate.norm, gate.fc1.out_features) for gate in gates]
-            sides = [side.to(self.first) for side in map(torch.cat, zip(*sides, strict=True))]
-            self.norms = (gates[0].fc1.out_features, *sides)
+            weight, bias = (torch.cat(side) for side in zip(*sides, strict=True))
+            self.norms = (gates[0].fc1.out_features, weight.to(self.first), bias.to(self.first))
         cuts = [logit_of(gate.threshold) for gate in gates]
         self.cut: Union[float, Tensor] = cuts[0]
         if len(set(cuts)) > 1:
@@ -84,11 +84,12 @@ class Decisions:
                 logits = self._logits(x, opened)
         else:
             logits = self._logits(x, opened)
-        opened = (logits > self.cut).cpu().numpy()
-        found, start = {}, 0
+        decided = (logits > self.cut).cpu().numpy()
+        found: dict[str, np.ndarray] = {}
+        start = 0
         for site, gate in self.gates.items():
             end = start + gate.channels
-            value = opened[:, start:end]
+            value = decided[:, start:end]
             forced = gate.__dict__['forced']
             if forced is not None:
                 value = np.broadcast_to(_array(forced), value.shape)
@@ -120,10 +121,10 @@ class Decisions:
         """The pooled input with zeros for what was closed of it."""
         if self.reads is None:
             return pooled
-        factor = self.reads.factor(opened, everything=True)
-        if factor is None:
+        values = self.reads.factor(opened, everything=True)
+        if values is None:
             return pooled
-        factor = torch.from_numpy(factor).to(pooled)
+        factor = torch.from_numpy(values).to(pooled)
         index, _ = self.reads.index(opened, pooled.device)
         if index is None or pooled.size(1) == factor.size(1):
             return pooled * factor

@@ -250,14 +250,15 @@ class Freezer:
             if not is_layer(layer) or layer_fault(layer) or 'forward' in layer.__dict__:
                 continue
             fold = folds.get(name, Fold())
-            sides = [Side(ends[name]) if name in ends else None for ends in (ins, outs)]
-            if isinstance(layer, nn.Linear) and not (any(sides) or fold.norm):
+            reads = Side(ins[name]) if name in ins else None
+            makes = Side(outs[name]) if name in outs else None
+            if isinstance(layer, nn.Linear) and not (reads or makes or fold.norm):
                 continue
             norm = modules[fold.norm] if fold.norm else None
             act = modules[fold.act] if fold.act else None
             act = act if act is None or 'forward' not in act.__dict__ or _ours(act) else None
             last = self.channels_last and within(name, inner)
-            self._replace(layer, LayerForward(layer, self.state, norm, act, *sides, last))
+            self._replace(layer, LayerForward(layer, self.state, norm, act, reads, makes, last))
             if norm is not None:
                 self._replace(norm, SkippedForward(norm, self.state))
                 self.report.norms += 1
@@ -317,14 +318,15 @@ class Freezer:
         sources = [source for source, _ in by_source]
         for region, members in regions.items():
             module = modules[region]
-            alone = sum(within(source, region) for source in sources) == 1 and sum(
+            alone = sum(within(path, region) for path in sources) == 1 and sum(
                 any(within(p, region) for p in paths_of(s)) for s, _ in sites.values()
             ) == sum(map(len, members))
             inner = self._forward_of(module)
-            source = inner if alone and isinstance(inner, SourceForward) else None
+            own = inner if alone and isinstance(inner, SourceForward) else None
             inside = [part for part in modules.values() if part is not module]
-            forward = RegionForward(inner, self.state, inside, members, self._settle, source)
-            self._replace(module, forward)
+            self._replace(
+                module, RegionForward(inner, self.state, inside, members, self._settle, own)
+            )
 
     def _settle(self, site: str, reason: Optional[str]) -> None:
         """What came of a trial."""
