@@ -331,19 +331,19 @@ def record_pass(module: nn.Module, args: tuple, kwargs: dict, is_layer: Any) -> 
             f'{", ".join(map(str, shapes))}: {type(error).__name__}: {error}; give an '
             'example that fits it, such as example=torch.rand(1, 3, 224, 224)'
         ) from error
-    flat = tree_flatten(_plain(out))[0]
+    flat = tree_flatten(plain_output(out))[0]
     recorder.record.outputs = {
         recorder.ref(tensor).value for tensor in flat if isinstance(tensor, Tensor)
     }
     return recorder.record
 
 
-def _plain(value: Any) -> Any:
+def plain_output(value: Any) -> Any:
     """Data samples and other objects as what they hold."""
     if hasattr(value, 'all_items'):
-        return {key: _plain(item) for key, item in value.all_items()}
+        return {key: plain_output(item) for key, item in value.all_items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain_output(item) for item in value]
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain_output(item) for key, item in value.items()}
     return value
