@@ -4,7 +4,6 @@ from .bin_concrete import BinConcreteGate
 from .build import build_gate, check_gate
 from .fbs import FBSGate
 from .record import GateRecord
-from .site import GateSite
 from .utils import (
     find_gates,
     force_gates,
@@ -20,7 +19,6 @@ __all__ = [
     'FBSGate',
     'Gate',
     'GateRecord',
-    'GateSite',
     'build_gate',
     'check_gate',
     'find_gates',

@@ -175,10 +175,12 @@ def test_without_a_scope_the_one_package_that_is_imported(monkeypatch):
     monkeypatch.setattr(MODELS, '_children', {'mmseg': children['mmseg']})
     assert type(MODELS.build(dict(type='GatedResNet', depth=18))).__module__.startswith('mmseg.')
     monkeypatch.setattr(MODELS, '_children', {k: children[k] for k in ('mmseg', 'mmdet')})
-    with pytest.raises(ValueError, match='in 2 .*mmseg.GatedResNet, mmdet.GatedResNet.*default_sc'):
+    with pytest.raises(
+        ValueError, match=r'in 2 .*mmseg.GatedResNet, mmdet.GatedResNet.*default_sc'
+    ):
         MODELS.build(dict(type='GatedResNet', depth=18))
     monkeypatch.setattr(MODELS, '_children', {})
-    with pytest.raises(ValueError, match="no package is imported .* 'mmdet.GatedResNet' or"):
+    with pytest.raises(ValueError, match=r"no package is imported .* 'mmdet.GatedResNet' or"):
         MODELS.build(dict(type='GatedResNet', depth=18))
 
 
@@ -186,7 +188,7 @@ def test_a_package_that_is_imported_later_gets_the_names():
     """Also one that nobody here knows: its own network of the name, or a clear error."""
     child = Registry('model', parent=MODELS, scope='someones', locations=['fgc_mm.errors'])
     try:
-        with pytest.raises(ValueError, match='someones has no ResNet; .*Gated'):
+        with pytest.raises(ValueError, match=r'someones has no ResNet; .*Gated'):
             child.build(dict(type='GatedResNet', depth=18))
 
         @child.register_module()
@@ -237,9 +239,9 @@ def test_bad_values(options, words):
 
 
 def test_what_is_needed_and_what_a_package_lacks():
-    with pytest.raises(ValueError, match="needs the argument 'depth'; .* type='Gated'"):
+    with pytest.raises(ValueError, match=r"needs the argument 'depth'; .* type='Gated'"):
         MODELS.build(dict(type='mmdet.GatedResNet'))
-    with pytest.raises(ValueError, match='mmdet has no ResNetV1c; .*mmpretrain.GatedResNetV1c'):
+    with pytest.raises(ValueError, match=r'mmdet has no ResNetV1c; .*mmpretrain.GatedResNetV1c'):
         MODELS.build(dict(type='mmdet.GatedResNetV1c', depth=18))
-    with pytest.raises(ValueError, match='GatedResNetCifar .* no argument .groups.'):
+    with pytest.raises(ValueError, match=r'GatedResNetCifar .* no argument .groups.'):
         GatedResNetCifar(20, groups=2)

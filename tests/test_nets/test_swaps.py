@@ -33,14 +33,14 @@ def check(cfg):
     ],
 )
 def test_another_network_is_refused(base, text, said, tmp_path):
-    with pytest.raises(ValueError, match=f'a.py: model.backbone.type=.* written over .*{said}'):
+    with pytest.raises(ValueError, match=rf'a.py: model.backbone.type=.* written over .*{said}'):
         check(read(tmp_path, base, f'model = dict(backbone={text})'))
 
 
 def test_also_further_down(tmp_path):
     text = "model = dict(backbone=dict(type='GatedResNet'))"
     more = "_base_ = ['a.py']\nmodel = dict(backbone=dict(gate=None))"
-    with pytest.raises(ValueError, match="a.py: .*type='SEResNet'"):
+    with pytest.raises(ValueError, match=r"a.py: .*type='SEResNet'"):
         check(read(tmp_path, SE, text, more))
 
 
@@ -64,7 +64,7 @@ def test_the_command_line(tmp_path):
     before = types_of(cfg.model)
     assert before[('backbone',)] == 'SEResNet'
     cfg.merge_from_dict({'model.backbone.type': 'GatedResNet'})
-    with pytest.raises(ValueError, match="--cfg-options: .* over the type='SEResNet' of .*a.py"):
+    with pytest.raises(ValueError, match=r"--cfg-options: .* over the type='SEResNet' of .*a.py"):
         check_swaps(cfg, before)
 
 
@@ -73,5 +73,5 @@ def test_a_part_of_a_part(tmp_path):
     (tmp_path / 'base.py').write_text(
         "model = dict(detector=dict(backbone=dict(type='SwinTransformer', arch='tiny')))"
     )
-    with pytest.raises(ValueError, match="model.detector.backbone.type=.* type='SwinTransformer'"):
+    with pytest.raises(ValueError, match=r"model.detector.backbone.type=.* type='SwinTransformer'"):
         check(read(tmp_path, 'base.py', text))
