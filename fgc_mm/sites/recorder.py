@@ -3,15 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Optional
 
+import numpy as np
 import torch
 import torch.nn as nn
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
@@ -139,7 +141,10 @@ class Recorder(TorchDispatchMode):
             self._kept.append(tensor)
             memory = self._memory(tensor)
             if memory is not None:
-                self._same_memory.setdefault(memory, set()).add(key)
+                others = self._same_memory.setdefault(memory, set())
+                if others and not fresh and self._unseen(tensor, next(iter(others))):
+                    fresh = True
+                others.add(key)
         if fresh or key not in self._numbers:
             self._numbers[key] = self._next
             self._next += 1
@@ -148,6 +153,20 @@ class Recorder(TorchDispatchMode):
             if key in self._own:
                 self.record.names[self._numbers[key]] = self._own[key][0]
         return Ref(self._numbers[key], tuple(tensor.shape))
+
+    def _unseen(self, tensor: Tensor, other: int) -> bool:
+        """Note a tensor that was made of another without an operation, as ``x.data`` is; False if
+        that does not depend on the input."""
+        before = self._numbers[other]
+        if before not in self.depends:
+            return False
+        shape = next(tuple(t.shape) for t in self._kept if id(t) == other)
+        after = Ref(self._next, tuple(tensor.shape))
+        self.record.nodes.append(
+            Node('overlap', self._stack[-1], (Ref(before, shape),), {}, [after])
+        )
+        self.depends.add(after.value)
+        return True
 
     @staticmethod
     def _memory(tensor: Tensor) -> Optional[int]:
@@ -206,6 +225,18 @@ class Recorder(TorchDispatchMode):
             self.record.constants.update(ref.value for ref in outputs)
         self.record.nodes.append(Node(name, self._stack[-1], *read, outputs))
 
+    def knows(self, tensor: Tensor) -> bool:
+        """Whether a tensor occurred in the pass."""
+        return id(tensor) in self._numbers
+
+    def note_value(self, tensor: Any) -> None:
+        """Python looks at the numbers of a tensor."""
+        if self._quiet or not isinstance(tensor, Tensor):
+            return
+        ref = self.ref(tensor)
+        if ref.value in self.depends:
+            self.record.nodes.append(Node(VALUE, self._stack[-1], (ref,), {}, []))
+
     # -- modules -------------------------------------------------------------------------
 
     def _enter(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
@@ -261,8 +292,24 @@ class Recorder(TorchDispatchMode):
                     part.register_forward_hook(self._leave, with_kwargs=True),
                 ):
                     stack.callback(handle.remove)
+            stack.enter_context(_Looks(self))
             with self:
                 yield
+
+
+class _Looks(TorchFunctionMode):
+    """Sees the ways from a tensor to Python that are no operation."""
+
+    NAMES = ('numpy', 'tolist', '__array__', '__dlpack__')
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if args and getattr(func, '__name__', '') in self.NAMES:
+            self.recorder.note_value(args[0])
+        return func(*args, **(kwargs or {}))
 
 
 @contextmanager
@@ -331,19 +378,32 @@ def record_pass(module: nn.Module, args: tuple, kwargs: dict, is_layer: Any) -> 
             f'{", ".join(map(str, shapes))}: {type(error).__name__}: {error}; give an '
             'example that fits it, such as example=torch.rand(1, 3, 224, 224)'
         ) from error
-    flat = tree_flatten(_plain(out))[0]
-    recorder.record.outputs = {
-        recorder.ref(tensor).value for tensor in flat if isinstance(tensor, Tensor)
+    kept = [value for part in module.modules() for value in _attributes(part)]
+    recorder.record.outputs = {recorder.ref(tensor).value for tensor in _tensors(out)} | {
+        recorder.ref(tensor).value for tensor in _tensors(kept) if recorder.knows(tensor)
     }
     return recorder.record
 
 
-def _plain(value: Any) -> Any:
-    """Data samples and other objects as what they hold."""
+def _attributes(module: nn.Module) -> list[Any]:
+    """What a module keeps outside of its parameters, buffers and children."""
+    ours = vars(nn.Module())
+    return [v for k, v in vars(module).items() if k not in ours and not isinstance(v, nn.Module)]
+
+
+def _tensors(value: Any, seen: Optional[set[int]] = None) -> list[Tensor]:
+    """All tensors in lists, dicts, data samples and other objects."""
+    seen = set() if seen is None else seen
+    if isinstance(value, Tensor):
+        return [value]
+    if id(value) in seen or isinstance(value, (nn.Module, type, str, bytes, np.ndarray)):
+        return []
+    seen.add(id(value))
+    inside: Any = getattr(value, '__dict__', {})
     if hasattr(value, 'all_items'):
-        return {key: _plain(item) for key, item in value.all_items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return value
+        inside = dict(value.all_items())
+    elif isinstance(value, Mapping):
+        inside = value
+    elif isinstance(value, (list, tuple, set)):
+        inside = dict(enumerate(value))
+    return [t for item in list(inside.values()) for t in _tensors(item, seen)]
