@@ -20,7 +20,9 @@ from .versions import __version__, check_versions
 _PUBLIC = {
     'BatchShapingHook': 'training',
     'BinConcreteGate': 'gates',
+    'Budget': 'training',
     'BudgetHook': 'training',
+    'Coupling': 'coupling',
     'DensityHook': 'training',
     'FBSGate': 'gates',
     'FGCHook': 'training',

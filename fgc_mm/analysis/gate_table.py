@@ -81,11 +81,7 @@ class GateTable:
         return np.where(amount.any(axis=1), amount.argmax(axis=1), -1)
 
     def common_classes(self, limit: int = 40) -> list[int]:
-        """The classes that most pictures have, in the order of all; what fits into a figure.
-
-        Args:
-            limit (int): How many, at most. Defaults to 40.
-        """
+        """The classes that most pictures have, in the order of all; what fits into a figure."""
         if len(self.classes) <= limit:
             return list(range(len(self.classes)))
         order = np.argsort(-self.present.sum(axis=0), kind='stable')[:limit]
@@ -104,9 +100,6 @@ class GateTable:
             layers (str | int | Sequence): See
                 :func:`~fgc_mm.gates.utils.match_blocks`; names of gates as well.
             key (str): What the choice is called, for the error. Defaults to 'layers'.
-
-        Raises:
-            UsageError: If there is no such block; it names those there are.
         """
         blocks = list(dict.fromkeys(name.rpartition('.')[0] for name in self.layers))
         wanted = [layers] if isinstance(layers, (str, int)) else list(layers)
@@ -119,12 +112,7 @@ class GateTable:
         return [name for name in self.layers if name in chosen]
 
     def gates(self, layer: str, space: str = 'logits') -> np.ndarray:
-        """One gate's N x C values.
-
-        Args:
-            layer (str): Name of the gate.
-            space (str): One of :data:`SPACES`. Defaults to 'logits'.
-        """
+        """One gate's N x C values."""
         return getattr(self, space)[layer]
 
     def save(self, path: Path) -> None:

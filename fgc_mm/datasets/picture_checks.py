@@ -19,15 +19,12 @@ _KEYS = ('img_path', 'seg_map_path')
 
 
 def picture_fault(path: str, strict: bool = False) -> Optional[str]:
-    """What is wrong with a picture file.
+    """What is wrong with a picture file; None if it can be read.
 
     Args:
         path (str): A file on a local disk.
         strict (bool): Whether Pillow has to read it, as mmseg reads label maps
             with; OpenCV forgives more. Defaults to False.
-
-    Returns:
-        str: The message; None if the picture can be read.
     """
     if not os.path.isfile(path):
         return f'picture {path} does not exist; the dataset is incomplete: unpack it again'
@@ -56,7 +53,7 @@ def _decodes(path: str, strict: bool) -> bool:
 def label_fault(
     sample: Any, path: str, classes: Optional[int] = None, ignored: Collection[int] = (255,)
 ) -> Optional[str]:
-    """What is wrong with the label map of a packed item.
+    """What is wrong with the label map of a packed item; None if it fits picture and classes.
 
     Args:
         sample (SegDataSample): The data sample, with its ``gt_sem_seg``.
@@ -65,9 +62,6 @@ def label_fault(
             None, not known.
         ignored (Collection[int]): Values that stand for no class.
             Defaults to (255,).
-
-    Returns:
-        str: The message; None if the labels fit the picture and the classes.
     """
     labels = sample.gt_sem_seg.data
     if labels.dim() != 3 or labels.size(0) != 1:

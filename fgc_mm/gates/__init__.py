@@ -10,6 +10,7 @@ from .utils import (
     force_gates,
     gated_blocks,
     match_blocks,
+    records_of,
     select_blocks,
     set_threshold,
 )
@@ -26,6 +27,7 @@ __all__ = [
     'force_gates',
     'gated_blocks',
     'match_blocks',
+    'records_of',
     'select_blocks',
     'set_threshold',
 ]

@@ -14,7 +14,7 @@ from mmengine.registry import MODELS, Registry
 from ..errors import UsageError
 from ..gates import check_gate
 from ..sites.choose import Choice
-from ..sites.gate import DEFAULT_GATE
+from ..sites.gate import DEFAULT_GATE, narrowed
 from ..sites.gate import gate as gate_network
 from ..sites.recorder import ExampleError
 from .scopes import registry_of
@@ -115,15 +115,15 @@ def build_gated(
     if change is not None:
         change(network)
     watch_weights(network, name)
-    if widths:
-        raise UsageError(f'widths={widths!r}: networks cannot be narrowed yet')
-    if gate is None:
+    if gate is None and not widths:
         return network
     channels = backbone.get('in_channels', 3)
     shapes = [example] if example else [(channels, size, size) for size in _SIZES]
     convs = [gated_convs] if isinstance(gated_convs, str) else gated_convs
     for shape in shapes:
         try:
+            if gate is None:
+                return narrowed(network, widths or {}, torch.zeros(1, *shape))
             return gate_network(
                 network,
                 torch.zeros(1, *shape),
@@ -133,6 +133,7 @@ def build_gated(
                 convs=None if convs == ['all'] else convs,
                 key=key,
                 within_blocks=within_blocks,
+                widths=widths,
             )
         except ExampleError as error:
             last = error

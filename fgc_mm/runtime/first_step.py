@@ -38,9 +38,6 @@ class KeptConfig:
 
     The run that made the other files there had this one: it stays until the new
     run has done its first step.
-
-    Args:
-        cfg (Config): The config of the new run.
     """
 
     def __init__(self, cfg: Config) -> None:
@@ -67,9 +64,6 @@ class _FirstSteps(Hook):
 
     It is asked first of all hooks, so what another one does at the same point
     belongs to the new phase.
-
-    Args:
-        config (KeptConfig): Written once the run has begun.
     """
 
     priority = 'HIGHEST'
@@ -153,10 +147,6 @@ def watch_first_steps(runner: Runner, config: KeptConfig) -> None:
     test comes from the config or the data far more often than from the code.
     Errors of later steps pass as they are. Datasets name the file of a broken
     picture or annotation, and a checkpoint that cannot be loaded is named.
-
-    Args:
-        runner (Runner): The runner, just built.
-        config (KeptConfig): The config in the work dir before it was.
     """
     config.put_back()
     steps = _FirstSteps(config)
@@ -237,14 +227,6 @@ def check_classes(model: nn.Module, dataset: Any, key: str) -> None:
     Otherwise the loss fails in the first batch that has one of the others, on a
     GPU without saying why. Region proposals and auxiliary heads may have tasks of
     their own and are left alone, as are datasets with things and stuff.
-
-    Args:
-        model (nn.Module): The task model, which may be wrapped.
-        dataset (Dataset): The dataset, or a wrapper of one.
-        key (str): What its loader is called in the config, for the error.
-
-    Raises:
-        UsageError: If there are more classes; it names the key of the head.
     """
     metainfo = getattr(dataset, 'metainfo', None) or {}
     classes = metainfo.get('classes')

@@ -286,6 +286,19 @@ def attach(
     frozen = [site.name for site in sites if follow_freeze and not _learns(modules, site)]
     gates = Gates(sites, gate, follow_freeze, frozen)
     gates.train(network.training)
+    connect(network, gates)
+    return gates
+
+
+def connect(network: nn.Module, gates: Gates) -> None:
+    """Make gates those of a network: its child, and hooks on its layers.
+
+    Args:
+        network (nn.Module): A network without gates.
+        gates (Gates): Gates for sites of it.
+    """
+    modules = dict(network.named_modules())
+    sites = list(gates.sites.values())
     network.add_module(NAME, gates)
     if any(getattr(part, 'with_cp', False) for part in modules.values()):
         around = NotReentrant()
@@ -310,7 +323,32 @@ def attach(
         layer.register_forward_pre_hook(Mask(gates, read, axis, width, notes), with_kwargs=True)
     if hasattr(network, 'init_weights'):
         network.init_weights = InitAfter(network)  # type: ignore[assignment]
+
+
+def disconnect(network: nn.Module) -> Gates:
+    """Take the gates off a network, which is then what it was before it had any.
+
+    Args:
+        network (nn.Module): A network with gates.
+
+    Returns:
+        Gates: The gates.
+    """
+    gates = getattr(network, NAME)
+    delattr(network, NAME)
+    network.__dict__.pop('init_weights', None)
+    for module in network.modules():
+        for hooks in (module._forward_pre_hooks, module._forward_hooks):
+            for key, hook in list(hooks.items()):
+                if isinstance(getattr(hook, '__self__', hook), _OWN):
+                    del hooks[key]
+                    module._forward_pre_hooks_with_kwargs.pop(key, None)
+                    module._forward_hooks_always_called.pop(key, None)
     return gates
+
+
+_OWN = (Decide, Mask, KeepModes, NotReentrant)
+"""What the hooks are instances of, or methods of one."""
 
 
 def _learns(modules: Mapping[str, nn.Module], site: Site) -> bool:

@@ -16,9 +16,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from ..errors import UsageError
-from .factors import together, with_factors
+from .factors import plain, together, with_factors
 from .flow import Escape, Flow, Follower
-from .labels import Labels
 from .layers import is_layer
 from .recorder import LAYER, VALUE, Record, record_pass
 from .site import End, Refusal, Scale, Site
@@ -59,7 +58,7 @@ class Finder:
             if node.op == LAYER:
                 self.calls.setdefault(node.module, []).append(number)
         self._sources: dict[str, Source] = {}
-        self._followed: dict[str, tuple[dict[int, Labels], np.ndarray]] = {}
+        self._followed: dict[str, tuple[Flow, np.ndarray]] = {}
 
     def find(self) -> Found:
         """Follow every layer's output."""
@@ -69,7 +68,9 @@ class Finder:
                 found.sites.append(self._site(name))
             except Escape as escape:
                 found.refused.append(Refusal(name, str(escape)))
-        sites, found.sites = with_factors(found.sites, self._runs_after), []
+        sites, factors = with_factors(found.sites, self._followed, self.record, self._runs_after)
+        found.sites = []
+        found.refused += factors
         for site in sites:
             try:
                 found.sites.append(replace(site, reads=self._reads(site, sites)))
@@ -106,7 +107,7 @@ class Finder:
             raise Escape('all of its channels belong together')
         source = find_source(self.record, self.modules, name, self.calls[name])
         self._sources[name] = source
-        self._followed[name] = first.labels, decisions
+        self._followed[name] = first, decisions
         return Site(
             source=source.module,
             source_channels=source.given.shape[source.axis],
@@ -126,10 +127,10 @@ class Finder:
         given, reads = self._sources[site.name].given, []
         dim = site.axis % len(given.shape)
         for other in sites:
-            labels, decisions = self._followed[other.name]
-            if given.value not in labels:
+            flow, decisions = self._followed[other.name]
+            if given.value not in flow.labels:
                 continue
-            met = labels[given.value]
+            met = flow.labels[given.value]
             if any(size > 1 for d, size in enumerate(met.shape) if d != dim):
                 raise Escape(f'its gate would read {other.name} across its channels')
             index = np.broadcast_to(met.reshape(-1), (given.shape[dim],))
@@ -181,10 +182,7 @@ def _ends(found: dict[str, np.ndarray], decisions: np.ndarray) -> tuple[End, ...
 def _followed(index: np.ndarray, decisions: np.ndarray) -> Optional[tuple[int, ...]]:
     """For each channel of a layer or a tensor the decision it follows, None if they are equal."""
     followed = np.where(index >= 0, decisions[np.maximum(index, 0)], -1)
-    plain = len(followed) == int(decisions.max()) + 1 and np.array_equal(
-        followed, np.arange(len(followed))
-    )
-    return None if plain else tuple(int(i) for i in followed)
+    return plain(followed, int(decisions.max()) + 1)
 
 
 def find_sites(module: nn.Module, example: Example, modes: Sequence[bool] = (False, True)) -> Found:

@@ -143,10 +143,6 @@ def resnet(block, **options):
 NETWORKS = {
     'resnet': (lambda: resnet(BasicBlock), 4, 4),
     'resnext': (lambda: resnet(Bottleneck, groups=32, width_per_group=4), 5, 9),
-    'convnext': (torchvision.models.convnext_tiny, 18, 0),
-    # Stem, 10 expansions, 9 squeezes, 2 before the head, and a projection nothing is added to.
-    'mobilenet': (torchvision.models.mobilenet_v3_small, 23, 24),
-    # Stem, two layers of two convolutions and the transition, twice.
     'plain': (plain, 5, 3),
     'densenet': (lambda: torchvision.models.DenseNet(8, (2, 2), 16), 10, 11),
 }

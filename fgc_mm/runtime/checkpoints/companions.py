@@ -24,24 +24,12 @@ _SUFFIX = '.pth'
 
 
 def companion_path(checkpoint: str, name: str) -> str:
-    """Where a companion of a checkpoint lies.
-
-    Args:
-        checkpoint (str): Path of the checkpoint, such as ``epoch_3.pth``.
-        name (str): What it is called.
-
-    Returns:
-        str: ``epoch_3.NAME.pth``.
-    """
+    """Where a companion of a checkpoint lies."""
     return f'{os.path.splitext(checkpoint)[0]}.{name}{_SUFFIX}'
 
 
 def companions_of(checkpoint: str) -> list[str]:
-    """The companions that are there.
-
-    Args:
-        checkpoint (str): Path of the checkpoint, on a local disk.
-    """
+    """The companions that are there."""
     return sorted(glob.glob(companion_path(glob.escape(checkpoint), '*')))
 
 
@@ -93,11 +81,7 @@ def _finish(path: str, token: str) -> None:
 
 
 def read_companion(path: str) -> dict[str, Any]:
-    """Read a companion, mapped into memory, not copied.
-
-    Raises:
-        CheckpointError: If the file is damaged or something else.
-    """
+    """Read a companion, mapped into memory, not copied."""
     try:
         content = torch.load(path, map_location='cpu', mmap=True, weights_only=True)
     except Exception as error:

@@ -43,13 +43,7 @@ class EpochLength:
         ]
 
     def adapt(self, runner: Runner, before: Optional[int]) -> None:
-        """Translate, if it is another length.
-
-        Args:
-            runner (Runner): The runner, resumed.
-            before (int, optional): Iterations of an epoch of the checkpoint; None
-                for loops without epochs.
-        """
+        """Translate, if it is another length."""
         now, loop = epoch_length(runner), runner.train_loop
         if before is None or now is None or before == now:
             return

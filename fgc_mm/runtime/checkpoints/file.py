@@ -20,14 +20,7 @@ _OF_A_TRAINING = (b'\x0b\0\0\0message_hub', b'\x09\0\0\0optimizer')
 
 
 def checkpoint_fault(path: str) -> Optional[str]:
-    """What is wrong with a checkpoint file, and what to do.
-
-    Args:
-        path (str): A file on a local disk.
-
-    Returns:
-        str: The message; None if it may be a checkpoint.
-    """
+    """What is wrong with a local checkpoint file, and what to do; None if it may be one."""
     reason = file_fault(path)
     if reason is None:
         return None
@@ -49,16 +42,7 @@ def existing(checkpoint: str) -> str:
 
 
 def file_fault(path: str, whole: bool = False) -> Optional[str]:
-    """What is wrong with a file of ``torch.save``.
-
-    Args:
-        path (str): A file on a local disk.
-        whole (bool): Read all of it and compare checksums, not only its start and end.
-            Defaults to False.
-
-    Returns:
-        str: The reason; None if nothing is.
-    """
+    """What is wrong with a file of ``torch.save``; ``whole`` reads all of it and its checksums."""
     if os.path.isdir(path):
         return 'it is a folder'
     size = os.path.getsize(path)
@@ -87,9 +71,6 @@ def is_of_a_training(path: str) -> Optional[bool]:
 
     What lies beside a checkpoint, best and published ones and plain weights lack one.
 
-    Args:
-        path (str): A file on a local disk.
-
     Returns:
         bool: None if it is too broken to tell.
     """
@@ -103,11 +84,7 @@ def is_of_a_training(path: str) -> Optional[bool]:
 
 
 def unusual_format(file: BinaryIO) -> Optional[str]:
-    """What a file is that torch loads in a way of its own; None if it is not.
-
-    Args:
-        file (BinaryIO): The file, which is left where it stands.
-    """
+    """What a file is that torch loads in a way of its own; None if it is not."""
     start = file.tell()
     try:
         if tarfile.is_tarfile(file):

@@ -68,12 +68,6 @@ def publish(source: Union[str, Path], target: Union[str, Path], no_ema: bool = F
         target (str | Path): Name of the new file; the first eight digits of its
             SHA-256 are added, ``NAME-1a2b3c4d.pth``.
         no_ema (bool): See :func:`published`. Defaults to False.
-
-    Returns:
-        Path: The file written.
-
-    Raises:
-        CheckpointError: If the checkpoint cannot be read or holds no weights.
     """
     target = Path(target)
     # Not with_suffix: names like resnet18_lr0.1 have dots.

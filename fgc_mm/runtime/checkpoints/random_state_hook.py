@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable
-from functools import partial
 from typing import Any, Optional
 
 import numpy as np
@@ -66,7 +64,7 @@ class RandomStateHook(Hook):
                 f'{get_world_size()}: this run goes on with others',
             )
         else:
-            _restore(runner, states[get_rank()], loader.generator)
+            _set_state(states[get_rank()], loader.generator)
         seed = loaded.get('sampler_seed') if loaded is not None else None
         if seed is not None and hasattr(_sampler(loader), 'seed'):
             _sampler(loader).seed = seed
@@ -108,36 +106,6 @@ class RandomStateHook(Hook):
 
     def _gather(self, runner: Runner) -> None:
         self._gathered = self._iters, all_gather_object(_get_state(_generator(runner)))
-
-
-class _Forwarded:
-    """An iterator that calls back after it was taken forward by some steps."""
-
-    def __init__(self, iterator: Any, steps: int, callback: Callable[[], None]) -> None:
-        self.iterator = iterator
-        self.steps = steps
-        self.callback = callback
-
-    def __next__(self) -> Any:
-        data = next(self.iterator)
-        self.steps -= 1
-        if self.steps == 0:
-            self.callback()
-        return data
-
-
-def _restore(runner: Runner, state: State, generator: Optional[torch.Generator]) -> None:
-    """Set the states as soon as nothing but the training draws.
-
-    A loop over iterations first goes past the data of earlier ones. Up to mmengine
-    0.10.7 it loads them, which draws; later versions have ``skip_iter``.
-    """
-    _set_state(state, generator)
-    loop = runner.train_loop
-    iterator = getattr(loop, 'dataloader_iterator', None)
-    if iterator is not None and not hasattr(iterator, 'skip_iter'):
-        again = partial(_set_state, state, generator)
-        loop.dataloader_iterator = _Forwarded(iterator, runner.iter, again)  # type: ignore
 
 
 def _sampler(loader: Any) -> Any:

@@ -23,13 +23,6 @@ def go_on(cfg: Config, checkpoint: Optional[str] = None) -> None:
     """Have a training go on from a checkpoint, or from the latest one in its work dir.
 
     Without one to go on from, the config's ``load_from`` still holds.
-
-    Args:
-        cfg (Config): The config of the training.
-        checkpoint (str, optional): The checkpoint. Defaults to None, the latest.
-
-    Raises:
-        UsageError: If it is missing or broken, and no other can serve.
     """
     if checkpoint is not None:
         problem = None if '://' in checkpoint else what_is_wrong(checkpoint)
@@ -47,14 +40,7 @@ def go_on(cfg: Config, checkpoint: Optional[str] = None) -> None:
 
 
 def what_is_wrong(path: str) -> Optional[str]:
-    """Why a local checkpoint cannot be gone on from, without unpickling it.
-
-    Args:
-        path (str): The checkpoint.
-
-    Returns:
-        str: What is wrong with it or the files beside it that belong to it; None if all are whole.
-    """
+    """Why a local checkpoint, or what lies beside it, cannot be gone on from; None if it can."""
     if os.path.isdir(path):  # as written by deepspeed
         return None
     if not os.path.isfile(path):
@@ -88,9 +74,6 @@ def find_resume_point(
     Returns:
         tuple: The path, None if the training has not saved one yet; and, if it is
         not the one ``last_checkpoint`` names, a sentence that says so.
-
-    Raises:
-        UsageError: If there are checkpoints, but none is whole.
     """
     folders = list(folders or [work_dir])
     last = os.path.join(work_dir, 'last_checkpoint')

@@ -35,12 +35,6 @@ def check_start_weights(cfg: Config) -> None:
     inside ``model``, and ``pretrained`` of a model or backbone. A file must exist. Public
     weights, such as ``torchvision://resnet50``, must be in the cache or on a server that
     answers; the first process alone asks.
-
-    Args:
-        cfg (Config): The config of a training.
-
-    Raises:
-        UsageError: Naming each that is missing or no checkpoint, and what to do.
     """
     problems = []
     for key, path in _start_weights(cfg):

@@ -32,12 +32,7 @@ def is_inside(path: Any, folders: Iterable[Optional[str]]) -> bool:
 
 
 def checkpoint_folders(work_dir: str, out_dirs: Iterable[Optional[str]]) -> list[str]:
-    """Where a run writes checkpoints: its work dir, and those that ``CheckpointHook`` names.
-
-    Args:
-        work_dir (str): The work dir.
-        out_dirs (Iterable[str | None]): ``out_dir`` of the hooks.
-    """
+    """Where a run writes checkpoints: its work dir, and those that ``CheckpointHook`` names."""
     name = os.path.basename(work_dir.rstrip(os.sep))
     return [work_dir, *(os.path.join(out, name) for out in out_dirs if out)]
 

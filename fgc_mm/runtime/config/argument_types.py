@@ -24,14 +24,6 @@ def argument_faults(what: Callable, arguments: Mapping[str, Any], key: str) -> l
     """Arguments that a class does not have or, if it is one of ours, of another type.
 
     Nothing is said where a class may take more than can be seen.
-
-    Args:
-        what (Callable): The class, or a method.
-        arguments (Mapping): Some of its arguments.
-        key (str): Where they stand in the config.
-
-    Returns:
-        list[str]: A message for each.
     """
     known, closed = _parameters(what)
     faults = {}
@@ -48,12 +40,7 @@ def argument_faults(what: Callable, arguments: Mapping[str, Any], key: str) -> l
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of a type; what cannot be told counts as fitting.
-
-    Args:
-        value (Any): The value.
-        hint (Any): A type hint.
-    """
+    """Whether a value is of a type; what cannot be told counts as fitting."""
     origin, inner = get_origin(hint), get_args(hint)
     if hint is Any:
         return True

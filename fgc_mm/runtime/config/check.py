@@ -32,13 +32,6 @@ def check_config(cfg: Config, splits: Collection[str]) -> None:
 
     Only what is certain is told: of a class of one of the packages it is known what it builds
     of its own arguments, of one of the user's it is not.
-
-    Args:
-        cfg (Config): The config.
-        splits (Collection[str]): What of ``'train'``, ``'val'`` and ``'test'`` will be used.
-
-    Raises:
-        UsageError: Naming each key, its value and what would be right.
     """
     if 'runner_type' in cfg:  # builds what it wants
         return

@@ -22,9 +22,6 @@ def read_config(path: str) -> Config:
 
     Args:
         path (str): Its path, or its name in a package: ``fgc_mm::demo/resnet18_digits_gated.py``.
-
-    Raises:
-        UsageError: If the file does not exist or cannot be read as a config.
     """
     path = config_path(path)
     if not Path(path).is_file():

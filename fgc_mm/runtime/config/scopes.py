@@ -58,14 +58,7 @@ def _keep_default_scope() -> None:
 
 
 def find_config(name: str) -> Path:
-    """Where a config of an installed package lies.
-
-    Args:
-        name (str): Its name as in ``_base_``: ``mmdet::folder/name.py``.
-
-    Raises:
-        UsageError: If the package is not installed.
-    """
+    """Where a config of an installed package lies."""
     scope, _, path = name.partition('::')
     package = config_utils.MODULE2PACKAGE.get(scope, scope)
     try:

@@ -38,14 +38,7 @@ _NUMBERS: dict[str, tuple[Any, Optional[float]]] = {
 
 
 def check_run_settings(cfg: Config) -> None:
-    """See that numbers and names every run has are possible.
-
-    Args:
-        cfg (Config): The config.
-
-    Raises:
-        UsageError: Naming the key, its value and what it must be.
-    """
+    """See that numbers and names every run has are possible."""
     for key, (hint, least) in _NUMBERS.items():
         found, value = _get(cfg, key)
         if found:

@@ -15,11 +15,7 @@ from ..task_model import forward_argument
 
 
 def all_finite(tensors: Iterable[Tensor]) -> Tensor:
-    """Whether no tensor has NaN or Inf, as a tensor: nothing waits for the device.
-
-    Args:
-        tensors (Iterable[Tensor]): Of any shapes; those of integers do not count.
-    """
+    """Whether no tensor has NaN or Inf, as a tensor: nothing waits for the device."""
     given = [t.detach() for t in tensors if t.is_floating_point() and t.numel()]
     if not given:
         return torch.tensor(True)
@@ -30,20 +26,12 @@ def all_finite(tensors: Iterable[Tensor]) -> Tensor:
 
 
 def not_finite(named: Iterable[tuple[str, Tensor]]) -> list[str]:
-    """The names of tensors with NaN or Inf.
-
-    Args:
-        named (Iterable[tuple[str, Tensor]]): Names and tensors.
-    """
+    """The names of tensors with NaN or Inf."""
     return [name for name, tensor in named if not bool(all_finite([tensor]))]
 
 
 def loss_terms(losses: Mapping[str, Any]) -> dict[str, Tensor]:
-    """What ``parse_losses`` sums up, each term by its name.
-
-    Args:
-        losses (Mapping): What ``forward(..., mode='loss')`` returned.
-    """
+    """What ``parse_losses`` sums up, each term by its name."""
     terms = {}
     for name, value in losses.items():
         parts = value if isinstance(value, (list, tuple)) else [value]
@@ -76,11 +64,6 @@ def first_layer(model: nn.Module, args: tuple, kwargs: dict) -> Optional[str]:
 
     The model's own forward hooks are not called; its norms see the batch again.
 
-    Args:
-        model (nn.Module): The task model.
-        args (tuple): Positional arguments of the pass.
-        kwargs (dict): Named ones.
-
     Returns:
         str: The layer, its kind, and the pictures it happened with; None if there is none.
     """
@@ -112,12 +95,7 @@ def first_layer(model: nn.Module, args: tuple, kwargs: dict) -> Optional[str]:
 
 
 def bad_pictures(rows: Any, data_samples: Any) -> str:
-    """The files of the pictures whose rows have NaN or Inf, where that can be told.
-
-    Args:
-        rows (Any): A tensor with a row for each picture, or a list.
-        data_samples (Any): The data samples of the batch.
-    """
+    """The files of the pictures whose rows have NaN or Inf, where that can be told."""
     if not isinstance(data_samples, (list, tuple)) or not isinstance(rows, (Tensor, list, tuple)):
         return ''
     if len(rows) != len(data_samples):

@@ -20,9 +20,6 @@ def find_code(text: str) -> Optional[str]:
     literals and ``dict(...)``. Text that cannot be parsed cannot be run either, and a
     name that is not there ends a run before anything happens.
 
-    Args:
-        text (str): Python source.
-
     Returns:
         str: The first such piece with its line, None if there is none.
     """
@@ -55,10 +52,6 @@ def find_code(text: str) -> Optional[str]:
 def keep_assignment(text: str, name: str) -> str:
     """The part of a plain config that sets one name, the rest left out.
 
-    Args:
-        text (str): A text :func:`find_code` has nothing against.
-        name (str): The name.
-
     Returns:
         str: ``'name = value'``, or ``''`` if it is not set.
     """
@@ -80,12 +73,7 @@ def keep_assignment(text: str, name: str) -> str:
 
 
 def _code(node: ast.AST, known: set[str]) -> Optional[ast.AST]:
-    """The first part of an expression that is no plain value.
-
-    Args:
-        node (ast.AST): The expression.
-        known (set[str]): Names the text has set before.
-    """
+    """The first part of an expression that is no plain value."""
     if isinstance(node, ast.Constant):
         return None
     if isinstance(node, (ast.List, ast.Tuple, ast.Set)):

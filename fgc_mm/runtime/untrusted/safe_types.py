@@ -29,9 +29,6 @@ def safe_types() -> dict[str, Any]:
     that imports, opens, evaluates or looks attributes up. Buffers of the log and OneCycleLR
     name their methods by ``getattr``, which leads from any function to everything Python
     can do: here it finds these methods only (mmengine's own list has the real one).
-
-    Returns:
-        dict: Full name in the file -> object.
     """
     package = 'numpy._core' if hasattr(np, '_core') else 'numpy.core'
     multiarray = importlib.import_module(f'{package}.multiarray')
@@ -65,11 +62,7 @@ def safe_types() -> dict[str, Any]:
 
 
 class UnsafePickleError(pickle.UnpicklingError):
-    """A file names what is not on the list.
-
-    Args:
-        name (str): What it names.
-    """
+    """A file names what is not on the list."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f'GLOBAL {name} is not allowed')

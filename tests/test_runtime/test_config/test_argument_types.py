@@ -6,11 +6,11 @@ from typing import Any, Literal, Optional, Union
 
 import pytest
 import torch
+from fgc_mm.nets.resnet import GatedResNetV1d
 from mmcv.transforms import Resize
 from mmdet.models import Shared2FCBBoxHead
 
 from fgc_mm.nets import GatedResNet
-from fgc_mm.nets.resnet import GatedResNetV1d
 from fgc_mm.runtime.config.argument_types import argument_faults, describe, fits
 from fgc_mm.training import BudgetHook
 

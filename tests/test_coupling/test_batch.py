@@ -5,12 +5,10 @@ import math
 
 import pytest
 import torch
-from fgc_watch import FGC
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fgc_mm.coupling import LayerCoupling
-from fgc_mm.training.fgc import hook
-from fgc_mm.training.fgc.batch import Batch, LayerBatch, check_finite
+from fgc_mm.coupling.batch import Batch, LayerBatch, check_finite
 
 
 class Waits(TorchDispatchMode):
@@ -34,7 +32,7 @@ def make(layers=3, size=4):
 
 def test_all_layers_are_looked_at_together():
     with Waits() as waits:
-        check_finite(make(), 1)
+        check_finite(make())
     assert waits.count == 1
 
 
@@ -46,7 +44,7 @@ def test_the_gate_and_the_first_instance_are_named(what, bad):
     rows[1, 2] = rows[3, 0] = bad
     named = r's? of layer1\.gate contain NaN or Inf for 2 of 4 instances at iteration 12, '
     with pytest.raises(ValueError, match=rf'the {what}{named}the first is instance 5;'):
-        check_finite(batch, 12)
+        check_finite(batch, 'at iteration 12')
 
 
 def test_the_steps_of_a_layer_do_not_look_again(monkeypatch):
@@ -58,14 +56,3 @@ def test_the_steps_of_a_layer_do_not_look_again(monkeypatch):
             coupling.loss(part.feature, part.logits, indices)
     # Whether an index is in range, on the CPU; whether an exponential has overflowed.
     assert waits.count == 2
-
-
-@pytest.mark.parametrize('action', [None, 'off', 'stop', 'skip'])
-def test_the_hook_looks_unless_finite_hook_has(action, digits_cfg, build, monkeypatch):
-    looked = []
-    monkeypatch.setattr(hook, 'check_finite', lambda batch, iteration: looked.append(iteration))
-    finite = [] if action is None else [dict(type='FiniteHook', action=action)]
-    runner = build(digits_cfg([FGC, *finite], max_epochs=1))
-    runner.train()
-    steps = list(range(1, runner.iter + 1))
-    assert looked == (steps if action in (None, 'off') else [])

@@ -3,19 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Optional
 
 import torch
 from mmengine.dist import all_gather, get_rank, get_world_size
 from torch import Tensor
 
-from ...datasets import INSTANCE_KEY
-from ...errors import NonFiniteError, UsageError
-from ...gates import GateRecord
-from ...runtime.numbers.finite_search import all_finite
-from ...tasks import class_fields
+from ..errors import NonFiniteError, RunError, UsageError
+from ..gates import GateRecord
+from ..runtime.numbers.finite_search import all_finite
 
 
 @dataclass
@@ -58,26 +56,29 @@ class Batch:
 
 
 def collect_batch(
-    records: dict[str, GateRecord], data_samples: Any, with_labels: bool = False
+    records: Mapping[str, GateRecord], read: Callable[[], tuple[Tensor, Optional[Tensor]]]
 ) -> Batch:
     """Read the batch of this rank and gather those of the others.
 
     If one rank cannot read its batch, all ranks raise: none is left waiting.
 
     Args:
-        records (dict[str, GateRecord]): Gate -> record of this pass.
-        data_samples (list): The data samples of this rank.
-        with_labels (bool): Whether labels are needed. Defaults to False.
+        records (Mapping[str, GateRecord]): Gate -> record of this pass.
+        read (Callable): Gives indices of this rank's instances, on the CPU, and their labels or, on
+            all ranks, None; it may raise.
 
     Returns:
         Batch: The same on every rank.
     """
     device = next(iter(records.values())).logits.device
     error: Optional[Exception] = None
-    numbers = torch.zeros(0, 2, dtype=torch.int64)
+    numbers = torch.zeros(0, 1, dtype=torch.int64)
     try:
-        numbers = _read(records, data_samples, with_labels)
-    except UsageError as caught:
+        indices, labels = read()
+        _check(records, len(indices))
+        parts = [indices] if labels is None else [indices, labels.cpu().long().view_as(indices)]
+        numbers = torch.stack(parts, dim=1)
+    except (ValueError, IndexError) as caught:
         error = caught
     if get_world_size() == 1:
         if error is not None:
@@ -95,19 +96,19 @@ def collect_batch(
         counts = [row[0] for row in told]
         failed = [rank for rank, row in enumerate(told) if not row[1]]
         if failed:
-            raise RuntimeError(f'FGCHook: rank {failed[0]} cannot read its batch; see its message')
+            raise RunError(f'rank {failed[0]} cannot read its batch; see its message')
         numbers = gather_rows(numbers.to(device), counts).cpu()
         layers = _gather_layers(records, counts)
-    labels = numbers[:, 1] if with_labels else None
+    labels = numbers[:, 1] if numbers.size(1) > 1 else None
     return Batch(numbers[:, 0], labels, layers, counts)
 
 
-def check_finite(batch: Batch, iteration: int) -> None:
+def check_finite(batch: Batch, when: str = 'in this step') -> None:
     """See that every feature and logit is a number, waiting for the device once.
 
     Args:
         batch (Batch): The batch, the same on all ranks.
-        iteration (int): For the error.
+        when (str): For the error. Defaults to 'in this step'.
 
     Raises:
         NonFiniteError: Naming the gate and the first instance.
@@ -122,9 +123,9 @@ def check_finite(batch: Batch, iteration: int) -> None:
     what, rows = next((w, r) for w, r in named if not bool(all_finite([r])))
     bad = ~torch.isfinite(rows.float()).all(dim=1).cpu()
     raise NonFiniteError(
-        f'FGCHook: {what} contain NaN or Inf for {int(bad.sum())} of {len(bad)} instances at '
-        f'iteration {iteration}, the first is instance {int(batch.indices[bad][0])}; the training '
-        'has diverged or that picture is broken. Nothing of this batch has entered a bank'
+        f'{what} contain NaN or Inf for {int(bad.sum())} of {len(bad)} instances {when}, the first '
+        f'is instance {int(batch.indices[bad][0])}; the training has diverged or that picture is '
+        'broken. Nothing of this batch has entered a bank'
     )
 
 
@@ -143,7 +144,7 @@ def gather_rows(rows: Tensor, counts: Sequence[int]) -> Tensor:
     return torch.cat([part[:count] for part, count in zip(gathered, counts, strict=True)])
 
 
-def _gather_layers(records: dict[str, GateRecord], counts: list[int]) -> dict[str, LayerBatch]:
+def _gather_layers(records: Mapping[str, GateRecord], counts: list[int]) -> dict[str, LayerBatch]:
     # Everything in one message.
     parts = []
     for name, record in records.items():
@@ -155,48 +156,15 @@ def _gather_layers(records: dict[str, GateRecord], counts: list[int]) -> dict[st
 
 def _feature(name: str, record: GateRecord) -> Tensor:
     if record.feature is None:
-        raise UsageError(f'FGCHook: {name} left no feature: its convolution did not run')
+        raise UsageError(f'{name} left no feature: its convolution did not run')
     return record.feature
 
 
-def _read(records: dict[str, GateRecord], data_samples: Any, with_labels: bool) -> Tensor:
-    """B x 2: index and label of every instance."""
-    if not isinstance(data_samples, (list, tuple)):
-        raise UsageError(
-            'FGCHook: data_samples must be a list with one data sample per picture, not a '
-            f'{type(data_samples).__name__}'
-        )
-    numbers = torch.zeros(len(data_samples), 2, dtype=torch.int64)
-    for i, sample in enumerate(data_samples):
-        index = getattr(sample, INSTANCE_KEY, None)
-        if index is None:
-            raise UsageError(
-                f'FGCHook: data sample {i} of this batch has no {INSTANCE_KEY!r} in its metainfo; '
-                'items of mmengine datasets get one by themselves, others must bring it along: '
-                f'data_sample.set_metainfo({{{INSTANCE_KEY!r}: ...}})'
-            )
-        numbers[i, 0] = int(index)
-        if with_labels:
-            numbers[i, 1] = _label(sample)
+def _check(records: Mapping[str, GateRecord], size: int) -> None:
     for name, record in records.items():
-        if len(record.logits) != len(numbers):
+        if len(record.logits) != size:
             raise UsageError(
-                f'FGCHook: {name} saw {len(record.logits)} pictures but the batch has '
-                f'{len(numbers)} data samples; a model that shows several views of a picture to '
-                'its backbone cannot be coupled'
+                f'{name} saw {len(record.logits)} pictures but the batch has {size} data samples; '
+                'a model that shows several views of a picture to its backbone cannot be coupled'
             )
         _feature(name, record)
-    return numbers
-
-
-def _label(sample: Any) -> int:
-    fields = class_fields()
-    label = next((getattr(sample, field) for field in fields if hasattr(sample, field)), None)
-    if label is None or torch.as_tensor(label).numel() != 1:
-        none = f'no {" or ".join(fields)}'
-        what = none if label is None else f'{torch.as_tensor(label).numel()} labels'
-        raise UsageError(
-            "FGCHook: source='label' needs pictures of one class each, but a "
-            f"{type(sample).__name__} has {what}; use source='feature'"
-        )
-    return int(torch.as_tensor(label))
