@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Optional
 
 import numpy as np
@@ -56,10 +56,14 @@ class Node:
     kwargs: dict
     outputs: list[Ref]
 
-    def inputs(self) -> list[Ref]:
-        """All tensors it read."""
+    @cached_property
+    def _read(self) -> list[Ref]:
         flat = tree_flatten((self.args, self.kwargs))[0]
         return [item for item in flat if isinstance(item, Ref)]
+
+    def inputs(self) -> list[Ref]:
+        """All tensors it read."""
+        return self._read
 
 
 @dataclass

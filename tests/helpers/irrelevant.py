@@ -147,5 +147,3 @@ def assert_images_are_alone(net, example, gates):
             alone = run(net, example[i : i + 1])
         for ours, theirs in zip(together, alone, strict=True):
             torch.testing.assert_close(ours[i : i + 1], theirs, atol=1e-4, rtol=1e-3)
-
-

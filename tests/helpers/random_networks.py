@@ -236,7 +236,9 @@ def networks(draw, depth=0, channels=3):
     if depth == 0:
         # A head behind the last tensor, so that what stands in front of it has a reader.
         add('layer', [outs[0]], new(nn.Conv2d(widths[-1], 3, 1)), 3)
-        outs = sorted({len(widths) - 1, *draw(st.sets(st.integers(0, len(widths) - 1), max_size=1))})
+        outs = sorted(
+            {len(widths) - 1, *draw(st.sets(st.integers(0, len(widths) - 1), max_size=1))}
+        )
     net = Row(steps, layers, outs)
     net.width = widths[-1]
     return net
