@@ -30,7 +30,7 @@ custom_imports = dict(imports=['fgc_mm', 'counting'])
 model = dict(
     type='Counter',
     num_classes=4,
-    backbone=dict(type='GatedResNet', depth=18, base_channels=8, stem_channels=8))
+    backbone=dict(type='mmpretrain.GatedResNet', depth=18, base_channels=8, stem_channels=8))
 train_dataloader = dict(
     batch_size=4,
     dataset=dict(

@@ -24,7 +24,7 @@ from ..datasets import name_broken_pictures
 from ..errors import CheckpointError, UsageError
 from ..evaluation import PredictionCounter, read_macs
 from ..evaluation.checkpoint_fit import CheckpointFitHook
-from ..gates import Gate, find_gates, select_blocks
+from ..gates import Gate, find_gates, gated_blocks, select_blocks
 from ..runtime import launch, unwrap
 from ..runtime.checkpoints.file import existing
 from ..tasks import annotation_fields, task_of_sample
@@ -32,7 +32,7 @@ from .gate_table import MACS, SPACES, GateTable
 from .layer_costs import LayerCosts
 from .progress import progress
 
-_FORMAT = 2  # of the cache; raised when what is gathered changes
+_FORMAT = 3  # of the cache; raised when what is gathered changes
 
 
 def gather(
@@ -246,6 +246,7 @@ def _run(
             task=task,
             pictures=count,
             coupled=_coupled(model, cfg),
+            blocks={n: block for block, own in gated_blocks(model).items() for n, _ in own},
         ),
     )
 

@@ -14,6 +14,7 @@ from mmengine.config import Config, DictAction
 from mmengine.runner import Runner
 
 from ..errors import UsageError
+from ..nets.swaps import check_swaps, types_of
 from ..runtime.config.files import config_path, read_config
 from ..runtime.messages import did_you_mean, shortened
 
@@ -43,7 +44,9 @@ def load_config(args: argparse.Namespace) -> Config:
     os.environ.setdefault('LOCAL_RANK', str(getattr(args, 'local_rank', 0)))
     args.config = config_path(args.config)
     cfg = read_config(args.config)
+    types = types_of(cfg.get('model'))
     merge_options(cfg, args.cfg_options)
+    check_swaps(cfg, types)
     if 'model' not in cfg:
         raise UsageError(f'config {args.config} has no `model`: it is a fragment for `_base_`')
     if not isinstance(cfg.model, dict):

@@ -71,7 +71,7 @@ def _block_of(name: str, gate: Gate) -> str:
     if gate.block is None:
         return holder
     network = holder.rpartition('.')[0]
-    return f'{network}.{gate.block}' if network else gate.block
+    return '.'.join(filter(None, (network, gate.block)))
 
 
 def match_blocks(layers: Layers, names: Sequence[str], key: str = 'layers') -> list[str]:

@@ -12,6 +12,8 @@ from mmcv.cnn.bricks.wrappers import Conv2d as MMConv2d
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ..macs import GatedConv, gated_convs
+from ..nets import GatedBlock
 from ..runtime.module_hooks import is_watched
 from .convolution import convolve
 from .folding import FoldedLayer
@@ -145,3 +147,26 @@ class SkippedForward:
         if self.folded.applies() if is_norm else self.folded.activates():
             return x
         return type(self.module).forward(self.module, x)
+
+
+def why_not(block: GatedBlock) -> Optional[str]:
+    """Why a block cannot be run sparsely; None if it can."""
+    sites = block.gate_sites()
+    for name, conv in gated_convs(block, sites).items():
+        module = block.get_submodule(name)
+        if not isinstance(module, nn.Conv2d) or not is_plain_conv(module):
+            return f'{name} is a {type(module).__name__}'
+        if module.groups > 1 and not is_depthwise(module, conv):
+            return f'{name} has groups={module.groups}'
+    for site in sites:
+        for name in site.norms or (site.norm,):
+            module = block.get_submodule(name)
+            if not is_foldable(module):
+                return f'{name} is a {type(module).__name__} and cannot be folded'
+    return None
+
+
+def is_depthwise(conv: nn.Conv2d, gates: GatedConv) -> bool:
+    """Whether each channel of a gated convolution is computed from itself."""
+    one_each = conv.groups == conv.in_channels == conv.out_channels
+    return one_each and conv.groups > 1 and gates.in_gate == gates.out_gate

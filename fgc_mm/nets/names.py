@@ -81,6 +81,9 @@ class Family:
         registry (Registry): Whose network it is; the root's means that of the current scope.
     """
 
+    advice = "; another network keeps its own config: type='Gated', backbone=dict(type=...)"
+    """What a config check adds to an argument nobody has."""
+
     def __init__(self, name: str, network: str, registry: Registry) -> None:
         self.__name__ = self.__qualname__ = name
         self.network = network

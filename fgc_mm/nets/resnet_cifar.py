@@ -130,7 +130,7 @@ class CifarBackbone(BaseModule):
         self.out_indices = tuple(out_indices)
         self.frozen_stages = frozen_stages
         self.norm_eval = norm_eval
-        self.conv1 = build_conv_layer(conv_cfg, in_channels, channels[0], 3, padding=1, bias=False)
+        self.make_stem(in_channels, channels[0], conv_cfg)
         width = channels[0]
         for stage, stage_width, stride in zip(self.stages, channels[1:], (1, 2, 2), strict=True):
             layer = []
@@ -139,6 +139,10 @@ class CifarBackbone(BaseModule):
                 width = stage_width
             self.add_module(stage, Sequential(*layer))
         self.feat_dim = width
+
+    def make_stem(self, in_channels: int, channels: int, conv_cfg: Optional[dict]) -> None:
+        """Add what comes before the stages."""
+        self.conv1 = build_conv_layer(conv_cfg, in_channels, channels, 3, padding=1, bias=False)
 
     @abstractmethod
     def make_block(self, in_channels: int, channels: int, stride: int) -> nn.Module:
@@ -249,10 +253,13 @@ class ResNetCifar(CifarBackbone):
             init_cfg,
         )
         self.depth = depth
-        self.norm1_name, norm1 = build_norm_layer(norm_cfg, width, postfix=1)
+        self.freeze()
+
+    def make_stem(self, in_channels: int, channels: int, conv_cfg: Optional[dict]) -> None:
+        super().make_stem(in_channels, channels, conv_cfg)
+        self.norm1_name, norm1 = build_norm_layer(self.cfg['norm_cfg'], channels, postfix=1)
         self.add_module(self.norm1_name, norm1)
         self.relu = nn.ReLU(inplace=True)
-        self.freeze()
 
     def make_block(self, in_channels: int, channels: int, stride: int) -> nn.Module:
         return CifarBlock(in_channels, channels, stride, **self.cfg)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterable
 from typing import Any, Optional
 
 import torch.nn as nn
@@ -45,9 +46,11 @@ class WatchWeights:
         own = network.state_dict()
         given = {key[len(prefix) :]: key for key in state_dict if key.startswith(prefix)}
         names = rename_layers(own, list(given))
-        names.update(rename_gates(network, [key for key in given if key not in own]))
-        for old, new in names.items():
-            state_dict[prefix + new] = state_dict.pop(given[old])
+        gates = rename_gates(network, [key for key in given if key not in own])
+        for old, new in {**names, **gates}.items():
+            value = state_dict.pop(given[old])
+            if new is not None:
+                state_dict[prefix + new] = value
         if self.name is not None and strict:
             shapes = {
                 key[len(prefix) :]: value.shape
@@ -57,8 +60,8 @@ class WatchWeights:
             fault = fault_of(network, shapes, whole=not prefix)
             if fault:
                 raise CheckpointError(
-                    f'{self.name} gates a {type(network).__name__}, and the checkpoint is of another '
-                    f'network: {fault}; gate that one under its own name: '
+                    f'{self.name} gates a {type(network).__name__}, and the checkpoint is of '
+                    f'another network: {fault}; gate that one under its own name: '
                     "type='Gated', backbone=dict(type=...)"
                 )
 
@@ -74,16 +77,22 @@ def watch_weights(network: nn.Module, name: Optional[str] = None) -> None:
     network._register_load_state_dict_pre_hook(WatchWeights(name), with_module=True)
 
 
-def rename_gates(network: nn.Module, keys: list[str]) -> dict[str, str]:
-    """Old -> new name of gates that were children of their blocks.
+def old_gates(keys: Iterable[str]) -> list[str]:
+    """Those of some names that are parameters of gates in an earlier version's checkpoint."""
+    return [key for key in keys if _OLD_GATE.fullmatch(key)]
 
-    A gate whose place is no site any more, as in the block of a MobileNetV2 that expands nothing, is
+
+def rename_gates(network: nn.Module, keys: list[str]) -> dict[str, Optional[str]]:
+    """Old -> new name of gates that were children of their blocks, None without a place.
+
+    A gate that has none, as that of the block of a MobileNetV2 that expands nothing, is
     told and left out: its channels stay open.
     """
     modules = dict(network.named_modules())
     holder = modules.get(NAME)
     sites = holder.sites if isinstance(holder, Gates) else {}
-    found, homeless = {}, set()
+    found: dict[str, Optional[str]] = {}
+    homeless = set()
     for key in keys:
         match = _OLD_GATE.fullmatch(key)
         if match is None or match['block'] not in modules:
@@ -93,6 +102,7 @@ def rename_gates(network: nn.Module, keys: list[str]) -> dict[str, str]:
         site = next((layer for layer in layers if layer in modules), layers[0])
         found[key] = f'{NAME}.{Gates.name_of(site)}.{match["rest"]}'
         if sites and site not in sites:
+            found[key] = None
             homeless.add(f'{block}.gate{number}')
     if homeless:
         print_log(
@@ -105,7 +115,7 @@ def rename_gates(network: nn.Module, keys: list[str]) -> dict[str, str]:
 
 
 def rename_layers(own: dict, given: list[str]) -> dict[str, str]:
-    """Other packages' names of deep stems, pooled shortcuts and inverted residuals -> the network's."""
+    """What other packages call deep stems, shortcuts, inverted residuals -> the network's names."""
     found = {}
     keys = set(given)
     for key in given:
@@ -140,7 +150,7 @@ def _other_names(key: str, keys: set[str]) -> list[str]:
 
 
 def _shifted_shortcuts(own: dict, keys: set[str]) -> dict[str, str]:
-    """A shortcut with a pooling layer that has no stride is one module longer in mmdet and mmseg."""
+    """A shortcut with a pooling layer without a stride is one module longer in mmdet and mmseg."""
     found = {}
     for stage in range(1, 5):
         name = f'layer{stage}.0.downsample'

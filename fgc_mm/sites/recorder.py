@@ -3,21 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, Optional
 
-import numpy as np
 import torch
 import torch.nn as nn
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from ..errors import UsageError
+from .unseen import Looks, attributes, custom_functions, tensors_in
 
 
 class ExampleError(UsageError):
@@ -289,57 +288,16 @@ class Recorder(TorchDispatchMode):
     def watching(self) -> Iterator[None]:
         """Know which module runs."""
         with ExitStack() as stack:
-            stack.enter_context(_custom_functions(self._function))
+            stack.enter_context(custom_functions(self._function))
             for part in self._module.modules():
                 for handle in (
                     part.register_forward_pre_hook(self._enter, with_kwargs=True),
                     part.register_forward_hook(self._leave, with_kwargs=True),
                 ):
                     stack.callback(handle.remove)
-            stack.enter_context(_Looks(self))
+            stack.enter_context(Looks(self.note_value))
             with self:
                 yield
-
-
-class _Looks(TorchFunctionMode):
-    """Sees the ways from a tensor to Python that are no operation."""
-
-    NAMES = ('numpy', 'tolist', '__array__', '__dlpack__')
-
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
-        self.recorder = recorder
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if args and getattr(func, '__name__', '') in self.NAMES:
-            self.recorder.note_value(args[0])
-        return func(*args, **(kwargs or {}))
-
-
-@contextmanager
-def _custom_functions(run: Any) -> Iterator[None]:
-    """Let ``run(name, forward, ctx, ...)`` run the custom functions of autograd.
-
-    Those of mmcv, such as deformable convolutions and RoIAlign, work past the dispatcher.
-    """
-    before = {
-        kind: vars(kind)['forward']
-        for kind in _subclasses(torch.autograd.Function)
-        if 'forward' in vars(kind) and not kind.__module__.startswith('torch.')
-    }
-    try:
-        for kind in before:
-            forward = staticmethod(partial(run, kind.__name__, kind.forward))
-            kind.forward = forward  # type: ignore[method-assign, assignment]
-        yield
-    finally:
-        for kind, own in before.items():
-            kind.forward = own
-
-
-def _subclasses(kind: type) -> list[Any]:
-    children: list[Any] = kind.__subclasses__()
-    return [c for child in children for c in (child, *_subclasses(child))]
 
 
 def _written(func: Any, args: tuple, kwargs: dict) -> list[Tensor]:
@@ -382,32 +340,8 @@ def record_pass(module: nn.Module, args: tuple, kwargs: dict, is_layer: Any) -> 
             f'{", ".join(map(str, shapes))}: {type(error).__name__}: {error}; give an '
             'example that fits it, such as example=torch.rand(1, 3, 224, 224)'
         ) from error
-    kept = [value for part in module.modules() for value in _attributes(part)]
-    recorder.record.outputs = {recorder.ref(tensor).value for tensor in _tensors(out)} | {
-        recorder.ref(tensor).value for tensor in _tensors(kept) if recorder.knows(tensor)
+    kept = [value for part in module.modules() for value in attributes(part)]
+    recorder.record.outputs = {recorder.ref(tensor).value for tensor in tensors_in(out)} | {
+        recorder.ref(tensor).value for tensor in tensors_in(kept) if recorder.knows(tensor)
     }
     return recorder.record
-
-
-def _attributes(module: nn.Module) -> list[Any]:
-    """What a module keeps outside of its parameters, buffers and children."""
-    ours = vars(nn.Module())
-    return [v for k, v in vars(module).items() if k not in ours and not isinstance(v, nn.Module)]
-
-
-def _tensors(value: Any, seen: Optional[set[int]] = None) -> list[Tensor]:
-    """All tensors in lists, dicts, data samples and other objects."""
-    seen = set() if seen is None else seen
-    if isinstance(value, Tensor):
-        return [value]
-    if id(value) in seen or isinstance(value, (nn.Module, type, str, bytes, np.ndarray)):
-        return []
-    seen.add(id(value))
-    inside: Any = getattr(value, '__dict__', {})
-    if hasattr(value, 'all_items'):
-        inside = dict(value.all_items())
-    elif isinstance(value, Mapping):
-        inside = value
-    elif isinstance(value, (list, tuple, set)):
-        inside = dict(enumerate(value))
-    return [t for item in list(inside.values()) for t in _tensors(item, seen)]

@@ -75,9 +75,26 @@ def _reader_of(record: Record, call: Call, before: int) -> Optional[str]:
         if number > before:
             return None
         read = node.args[0] if node.args else None
-        if isinstance(read, Ref) and read.value == call.given.value:
+        if isinstance(read, Ref) and _is_from(record, read, call.given, call.start, number):
             return node.module
     return None
+
+
+def _is_from(record: Record, read: Ref, given: Ref, start: int, end: int) -> bool:
+    """Whether a tensor is a block's input, as it is or normalized and activated: blocks with
+    pre-activation begin so."""
+    value = read.value
+    for number in range(end - 1, start - 1, -1):
+        node = record.nodes[number]
+        if value == given.value:
+            return True
+        if value not in [ref.value for ref in node.outputs]:
+            continue
+        inputs = [ref for ref in node.inputs() if ref.value not in record.constants]
+        if node.op == LAYER or len(inputs) != 1 or inputs[0].shape != read.shape:
+            return False
+        value = inputs[0].value
+    return value == given.value
 
 
 def _axis(reader: nn.Module) -> int:

@@ -140,9 +140,10 @@ SAME = ('add', 'mul', 'min_with', 'matmul')
 OTHER = ('map', 'max_map', 'value')
 # What networks are made of is drawn more often than what breaks sites.
 KINDS = (
-    ['conv'] * 8 + ['norm'] * 4 + ['one'] * 6 + ['usual'] * 6 + ['same', 'same', 'other', 'cat', 'cat']
-    + ['half', 'pad', 'shuffle', 'excite', 'excite', 'tokens', 'shared', 'alias', 'depthwise']
-    + ['grouped', 'training', 'conv_map', 'two_maps', 'weight', 'norm_over_channels', 'block', 'block']
+    ['conv'] * 8 + ['norm'] * 4 + ['one'] * 6 + ['usual'] * 6
+    + ['same', 'same', 'other', 'cat', 'cat', 'excite', 'excite', 'block', 'block']
+    + ['half', 'pad', 'shuffle', 'tokens', 'shared', 'alias', 'depthwise', 'grouped']
+    + ['training', 'conv_map', 'two_maps', 'weight', 'norm_over_channels']
 )  # fmt: skip
 
 

@@ -75,8 +75,10 @@ MODELS = {
         'regnet/retinanet_regnetx-800MF_fpn_1x_coco.py',
         dict(in_channels=[32, 64, 160, 384], out_channels=8), dict(SMALL),
         dict(arch='regnetx_400mf'))),
-    'atss': ('mmdet', lambda: detector('atss/atss_r50_fpn_1x_coco.py', dict(FPN), dict(SMALL), RESNET)),
-    'gfl': ('mmdet', lambda: detector('gfl/gfl_r50_fpn_1x_coco.py', dict(FPN), dict(SMALL), RESNET)),
+    'atss': ('mmdet', lambda: detector(
+        'atss/atss_r50_fpn_1x_coco.py', dict(FPN), dict(SMALL), RESNET)),
+    'gfl': ('mmdet', lambda: detector(
+        'gfl/gfl_r50_fpn_1x_coco.py', dict(FPN), dict(SMALL), RESNET)),
     'cascade-rcnn': ('mmdet', lambda: detector(
         'cascade_rcnn/cascade-rcnn_r50_fpn_1x_coco.py', dict(FPN), None, RESNET)),
     'mask-rcnn-resnext': ('mmdet', lambda: detector(

@@ -35,7 +35,8 @@ def argument_faults(what: Callable, arguments: Mapping[str, Any], key: str) -> l
         elif closed:
             choice = f'; it has {", ".join(list(known)[:_MOST_NAMES])}' if known else ''
             near = did_you_mean(name, known) or choice
-            faults[name] = f': {what.__name__} has no argument {name!r}{near}'
+            more = getattr(what, 'advice', '')
+            faults[name] = f': {what.__name__} has no argument {name!r}{near}{more}'
     return [f'{key}.{n}={shortened(repr(arguments[n]), 80)}{text}' for n, text in faults.items()]
 
 
@@ -81,6 +82,8 @@ def describe(hint: Any) -> str:
 
 def _parameters(what: Any) -> tuple[dict[str, Callable], bool]:
     """Name -> constructor of all arguments, those handed on to bases too, and if these are all."""
+    if hasattr(what, 'arguments'):  # a builder that says itself what it takes
+        return what.arguments(), True
     found: dict[str, Callable] = {}
     inits = [vars(base).get('__init__') for base in getattr(what, '__mro__', ())]
     for init in inits or [what]:

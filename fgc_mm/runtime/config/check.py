@@ -88,7 +88,7 @@ class _Walk:
                 f'{key}.type={name!r} is not in the {kind.name} registry'
                 f'{did_you_mean(name, known) or own}'
             )
-        if not inspect.isclass(cls):
+        if not inspect.isclass(cls) and not hasattr(cls, 'arguments'):
             return None
         self.arguments(key, cls, node, ('type', '_scope_', *handled))
         return cls
@@ -97,7 +97,10 @@ class _Walk:
         """Look at the arguments of a class or a function."""
         if isinstance(node, Mapping):
             given = {name: value for name, value in node.items() if name not in handled}
-            self.faults += argument_faults(what, given, key)
+            try:
+                self.faults += argument_faults(what, given, key)
+            except UsageError as error:  # a builder that finds nothing to build
+                self.faults.append(f'{key}: {error}')
 
     def model(self, key: str, node: Any, scope: str, sure: bool = True) -> None:
         """Look at a model and its parts, ``sure`` to be built from the registry of models."""
@@ -182,7 +185,8 @@ def _items(key: str, node: Any) -> list[tuple[str, Any]]:
 
 
 def _is_known(cls: Any) -> bool:
-    return inspect.isclass(cls) and cls.__module__.partition('.')[0] in _PACKAGES
+    known = inspect.isclass(cls) or hasattr(cls, 'arguments')
+    return known and cls.__module__.partition('.')[0] in _PACKAGES
 
 
 def _find(kind: Registry, name: Any, scope: str) -> tuple[Any, list[str]]:
