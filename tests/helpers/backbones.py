@@ -55,7 +55,7 @@ BACKBONES = {
         dict(type='mmdet.RegNet', arch='regnetx_3.2gf', out_indices=(0, 1, 2, 3)), 26, 98,
     ),
     'res2net50': (dict(type='mmdet.Res2Net', depth=50, scales=4, base_width=26), 31, 60),
-    'cspnext-tiny': (RTMDET, 24, 99),
+    'cspnext-tiny': (RTMDET, 20, 99),
     'cspdarknet-s': (dict(type='mmdet.CSPDarknet', deepen_factor=0.33, widen_factor=0.5), 22, 99),
     'hrnet-w32': (dict(type='mmdet.HRNet', extra=HRNET), 130, 91),
     'swin-t': (dict(type='mmdet.SwinTransformer'), 12, 63),
