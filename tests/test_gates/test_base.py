@@ -8,7 +8,6 @@ import weakref
 
 import pytest
 import torch
-import torch.nn.functional as F
 from mmengine.registry import MODELS
 
 from fgc_mm.gates import Gate, GateRecord

@@ -7,9 +7,9 @@ import pickle
 import pytest
 import torch
 import torch.nn as nn
+from gated_resnets import gated_resnet
 from left_hooks import hooks_on
 from mmengine.analysis import FlopAnalyzer
-from gated_resnets import gated_resnet
 from mmengine.registry import MODELS
 
 import fgc_mm
@@ -316,7 +316,7 @@ def test_bad_models_are_named():
 
     pair = gated_pair()
     pair.conv1._forward_pre_hooks.clear()
-    with pytest.raises(RuntimeError, match="gate 'gates.conv1' left no record"):
+    with pytest.raises(RuntimeError, match=r"gate 'gates.conv1' left no record"):
         count_macs(pair, torch.rand(1, 4, 8, 8))
 
     with pytest.raises(ValueError, match='same model'):
