@@ -19,7 +19,8 @@ from ..runtime import Attachments
 from ..sites import Gates
 from ..sites.attach import connect, disconnect
 from ..sites.narrow import narrow, replace_tensor, source_mask
-from ..sites.origin import sites_of
+from ..sites.origin import InModel, finder_of
+from ..sites.parts import seen_from, seen_in
 from ..sites.site import Site
 
 
@@ -134,11 +135,20 @@ def _slim_network(
     shares: dict[str, Tensor],
     tolerance: float,
 ) -> None:
-    network = slimmed.model.get_submodule(path)
     before = list(gates.sites.values())
     names = {site.name: f'{container}.{gates.name_of(site.name)}' for site in before}
     kept = {site: _kept(shares[gate], tolerance) for site, gate in names.items()}
-    after, refused = narrow(network, before, kept, partial(sites_of, gates))
+    if isinstance(gates.example, InModel):
+        part = gates.example.part
+        model = slimmed.model.get_submodule(path.removesuffix(part).rstrip('.'))
+        whole = [seen_in(part, site) for site in before]
+        wide = {f'{part}.{name}': mask for name, mask in kept.items()}
+        after, refused = narrow(model, whole, wide, finder_of(gates))
+        after = [seen_from(part, site) for site in after]
+        refused = {name.removeprefix(f'{part}.'): reason for name, reason in refused.items()}
+    else:
+        network = slimmed.model.get_submodule(path)
+        after, refused = narrow(network, before, kept, finder_of(gates))
     masks = {
         site.name: np.ones(site.channels, bool)
         if site.name in refused

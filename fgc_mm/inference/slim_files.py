@@ -178,16 +178,23 @@ def slim_config(cfg: Config, slimmed: Slimmed) -> Config:
         UsageError: If a network with gates is none that the config gates.
     """
     slim_cfg = copy.deepcopy(cfg)
+    left: dict[int, list[str]] = {}
     for name, options in slimmed.networks.items():
-        node, sites = _gating_node(slim_cfg.model, name), options['sites']
+        node, prefix = _gating_node(slim_cfg.model, name)
+        widths = {prefix + site: width for site, width in options['widths'].items()}
+        sites = left.setdefault(id(node), [])
+        sites += [prefix + site for site in options['sites']]
+        node.update(widths={**(node.get('widths') or {}), **widths}, gated_convs=None)
         key = 'sites' if node.type.rpartition('.')[2] == 'Gated' else 'gated_blocks'
-        node.update(
-            {'widths': {**(node.get('widths') or {}), **options['widths']}, 'gated_convs': None}
-        )
-        node.update({key: sites} if sites else {'gate': None})
+        node.update({key: list(sites)})
         # Weights to start from have the old widths.
-        (node.get('backbone') or node).update(init_cfg=None)
-        node.pop('pretrained', None)
+        for built in filter(None, (node.get('model'), node.get('backbone'), node)):
+            built.pop('pretrained', None)
+            built.init_cfg = None
+    for name in slimmed.networks:
+        node, _ = _gating_node(slim_cfg.model, name)
+        if not left[id(node)]:
+            node.update(gate=None)
     slim_cfg.model.pop('pretrained', None)
     imports = slim_cfg.get('custom_imports') or dict(imports=[])
     if 'fgc_mm' not in imports['imports']:
@@ -197,14 +204,17 @@ def slim_config(cfg: Config, slimmed: Slimmed) -> Config:
     return slim_cfg
 
 
-def _gating_node(model: Any, network: str) -> Any:
-    """The part of a config that gates a network."""
+def _gating_node(model: Any, network: str) -> tuple[Any, str]:
+    """The part of a config that gates a network, and what its sites begin with there."""
+    if model.get('type') == 'Gated' and model.get('model') is not None:
+        alone = model.get('part', 'backbone') in ('backbone', ['backbone'], ('backbone',))
+        return model, '' if alone else f'{network}.'
     node = model
     for part in filter(None, network.split('.')):
         if part not in node:
             raise UsageError(f'the config has no model.{network}, which the network is called')
         node = node[part]
-    return node
+    return node, ''
 
 
 def _drop_gate_hooks(cfg: Config) -> list[str]:

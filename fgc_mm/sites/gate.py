@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Optional
+from typing import Optional, Union
 
 import torch.nn as nn
 
@@ -72,7 +72,7 @@ def gate(
             f'{type(network).__name__} has no site to put a gate on'
             + (f' ({reasons})' if reasons else ': it has no convolution and no linear layer')
         )
-    found = _narrowed(network, found, widths or {}, example)
+    found = narrow_found(network, found, widths or {}, example)
     gates = attach(
         network,
         choose(found.sites, sites, stem_of(network, found), convs, key, within_blocks),
@@ -94,13 +94,27 @@ def narrowed(network: nn.Module, widths: Mapping[str, Kept], example: Example) -
     Raises:
         UsageError: If a site is none, or cannot be narrowed.
     """
-    _narrowed(network, find_sites(network, example), widths, example)
+    narrow_found(network, find_sites(network, example), widths, example)
     return network
 
 
-def _narrowed(
-    network: nn.Module, found: Found, widths: Mapping[str, Kept], example: Example
+def narrow_found(
+    network: nn.Module,
+    found: Found,
+    widths: Mapping[str, Kept],
+    example: Union[Example, Callable[[nn.Module], Found]],
 ) -> Found:
+    """Take channels of the sites that were found out of a network.
+
+    Args:
+        network (nn.Module): The network; it is changed.
+        found (Found): What was found in it.
+        widths (Mapping): See :func:`narrowed`.
+        example (Tensor | Sequence | Mapping | Callable): See :func:`~fgc_mm.sites.narrow.narrow`.
+
+    Returns:
+        Found: What is there now.
+    """
     if not widths:
         return found
     with in_context('widths'):

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from torch.utils._pytree import tree_map
 from ..errors import UsageError
 from .attach import Gates
 from .find import Example, Found, find_sites
+from .parts import find_in_model
 
 
 @dataclass(frozen=True)
@@ -51,19 +54,39 @@ def filled(example: Any) -> Example:
     return tree_map(lambda v: v.tensor() if isinstance(v, TensorLike) else v, example)
 
 
-def sites_of(gates: Gates, network: nn.Module) -> Found:
-    """Find the sites of a network anew, as they were found when it got its gates.
+@dataclass(frozen=True)
+class InModel:
+    """In place of the outline of an example: the sites were found in a whole model.
+
+    Attributes:
+        part (str): Name of the network in that model.
+        shape (tuple): Channels, height and width of a picture.
+    """
+
+    part: str
+    shape: tuple[int, int, int]
+
+
+def finder_of(gates: Gates) -> Callable[[nn.Module], Found]:
+    """What finds the sites of a network, or of the model it is part of, as they were found when it
+    got its gates.
 
     Args:
         gates (Gates): The gates it has or had.
-        network (nn.Module): The network, without gates.
 
     Raises:
         UsageError: If nobody knows how they were found.
     """
-    if gates.example is None:
+    example = gates.example
+    if example is None:
         raise UsageError(
-            f'nobody knows what {type(network).__name__} can be called with: its gates were put on '
-            'sites by hand; use fgc_mm.gate(network, example)'
+            'nobody knows what the network can be called with: its gates were put on sites by '
+            'hand; use fgc_mm.gate(network, example)'
         )
-    return find_sites(network, filled(gates.example), modes=(False,))
+    if isinstance(example, InModel):
+        return partial(find_in_model, shape=example.shape)
+    return partial(_find, example)
+
+
+def _find(example: Any, network: nn.Module) -> Found:
+    return find_sites(network, filled(example), modes=(False,))

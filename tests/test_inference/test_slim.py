@@ -6,6 +6,7 @@ import torch
 import torch.nn as nn
 from mmengine.config import Config
 from mmengine.registry import MODELS
+from small_tasks import register, retinanet
 from torchvision.models import MobileNetV3
 from torchvision.models.mobilenetv3 import InvertedResidualConfig
 
@@ -136,6 +137,39 @@ def test_calibration_pictures_give_the_same_and_cost_less(family):
             built.eval()
             built.load_state_dict(slimmed.model.state_dict())
             assert_same(built(x), slimmed.model(x))
+
+
+@pytest.mark.parametrize('part', ['bbox_head', ('backbone', 'bbox_head')])
+def test_parts_of_a_whole_model(part):
+    register('mmdet')
+    cfg = retinanet()
+    cfg['backbone'].pop('gate')
+    cfg['backbone']['type'] = 'ResNet'
+    cfg['bbox_head']['stacked_convs'] = 2
+    cfg = Config(dict(model=dict(type='Gated', model=cfg, part=part)))
+    torch.manual_seed(0)
+    model = MODELS.build(cfg.model).eval()
+    for gate in find_gates(model).values():
+        nn.init.normal_(gate.fc2.weight)
+        gate.fc2.bias.copy_(torch.linspace(-9, 9, gate.channels))
+    x = torch.randn(2, 3, 64, 64)
+
+    def run(net):
+        return [out for outs in net(x, mode='tensor') for out in outs]
+
+    wanted = run(model)
+    usage = GateUsage(model)
+    usage.attach()
+    run(model)
+    usage.detach()
+    result = slim(model, usage.shares())
+    assert set(result.networks) == ({part} if isinstance(part, str) else set(part))
+    assert any(row['removed'] for row in result.gates if row['gate'].startswith('bbox_head'))
+    assert not any(row['kept_because'] for row in result.gates)
+    built = MODELS.build(slim_config(cfg, result).model).eval()
+    built.load_state_dict(result.model.state_dict())
+    assert_same(run(result.model), wanted)
+    assert_same(run(built), wanted)
 
 
 def test_what_is_always_open_stays_open_for_other_pictures():
