@@ -40,6 +40,8 @@ _PUBLIC = {
     'freeze': 'inference',
     'frozen_report': 'inference',
     'gate': 'sites',
+    'load': 'inference',
+    'save': 'inference',
     'set_threshold': 'gates',
     'slim': 'inference',
 }

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from ..runtime import Attachments
 from ..sites import Gates
 from ..sites.attach import connect, disconnect
 from ..sites.narrow import narrow, replace_tensor, source_mask
-from ..sites.origin import InModel, finder_of
+from ..sites.origin import Gating, InModel, finder_of
 from ..sites.parts import seen_from, seen_in
 from ..sites.site import Site
 
@@ -172,14 +172,17 @@ def _slim_network(
         else:
             _slim_gate(gate, new, mask, always, source_mask(old, masks))
             gates.sites[old.name] = new
-    slimmed.networks[path] = dict(
-        widths={
-            new.name: new.channels
-            for old, new in zip(before, after, strict=True)
-            if new.channels < old.channels
-        },
-        sites=list(gates.sites),
-    )
+    widths = {
+        new.name: new.channels
+        for old, new in zip(before, after, strict=True)
+        if new.channels < old.channels
+    }
+    slimmed.networks[path] = dict(widths=widths, sites=list(gates.sites))
+    network = slimmed.model.get_submodule(path)
+    gating = network.__dict__.get('gating')
+    if isinstance(gating, Gating):
+        known = {**gating.widths, **widths}
+        network.__dict__['gating'] = replace(gating, widths=known, sites=list(gates.sites))
 
 
 def _kept(share: Tensor, tolerance: float) -> Tensor:

@@ -25,6 +25,7 @@ from ..evaluation import GatedMACs, PredictionCounter
 from ..gates import find_gates
 from ..runtime import Attachments, unwrap
 from ..training import GateLossHook
+from .gating_config import with_gating
 from .slim import GateUsage, Slimmed, slim
 from .slim_report import EQUAL
 
@@ -178,23 +179,7 @@ def slim_config(cfg: Config, slimmed: Slimmed) -> Config:
         UsageError: If a network with gates is none that the config gates.
     """
     slim_cfg = copy.deepcopy(cfg)
-    left: dict[int, list[str]] = {}
-    for name, options in slimmed.networks.items():
-        node, prefix = _gating_node(slim_cfg.model, name)
-        widths = {prefix + site: width for site, width in options['widths'].items()}
-        sites = left.setdefault(id(node), [])
-        sites += [prefix + site for site in options['sites']]
-        node.update(widths={**(node.get('widths') or {}), **widths}, gated_convs=None)
-        key = 'sites' if node.type.rpartition('.')[2] == 'Gated' else 'gated_blocks'
-        node.update({key: list(sites)})
-        # Weights to start from have the old widths.
-        for built in filter(None, (node.get('model'), node.get('backbone'), node)):
-            built.pop('pretrained', None)
-            built.init_cfg = None
-    for name in slimmed.networks:
-        node, _ = _gating_node(slim_cfg.model, name)
-        if not left[id(node)]:
-            node.update(gate=None)
+    with_gating(slim_cfg.model, slimmed.networks)
     slim_cfg.model.pop('pretrained', None)
     imports = slim_cfg.get('custom_imports') or dict(imports=[])
     if 'fgc_mm' not in imports['imports']:
@@ -202,19 +187,6 @@ def slim_config(cfg: Config, slimmed: Slimmed) -> Config:
     for key in ('work_dir', 'launcher', 'resume'):
         slim_cfg.pop(key, None)
     return slim_cfg
-
-
-def _gating_node(model: Any, network: str) -> tuple[Any, str]:
-    """The part of a config that gates a network, and what its sites begin with there."""
-    if model.get('type') == 'Gated' and model.get('model') is not None:
-        alone = model.get('part', 'backbone') in ('backbone', ['backbone'], ('backbone',))
-        return model, '' if alone else f'{network}.'
-    node = model
-    for part in filter(None, network.split('.')):
-        if part not in node:
-            raise UsageError(f'the config has no model.{network}, which the network is called')
-        node = node[part]
-    return node, ''
 
 
 def _drop_gate_hooks(cfg: Config) -> list[str]:

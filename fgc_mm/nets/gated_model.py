@@ -15,10 +15,10 @@ from ..errors import UsageError, in_context
 from ..sites import Found, Site, attach
 from ..sites.choose import Choice, choose
 from ..sites.gate import gate as gate_network
-from ..sites.gate import narrow_found, narrowed, stem_of
+from ..sites.gate import narrow_found, narrowed, remember, stem_of
 from ..sites.narrow import Kept
 from ..sites.origin import InModel
-from ..sites.parts import check_parts, find_in_model, in_part
+from ..sites.parts import check_parts, find_in_model, in_part, is_in
 from ..sites.recorder import ExampleError
 from .weights import watch_weights
 
@@ -111,6 +111,12 @@ def _gate_parts(
         if own:
             gates = attach(model.get_submodule(part), own, gate, follow_freeze)
             gates.example = InModel(part, shape)
+            own_widths = {
+                name.removeprefix(f'{part}.'): kept
+                for name, kept in (widths or {}).items()
+                if is_in(name, part)
+            }
+            remember(model.get_submodule(part), gates, gate, own_widths, follow_freeze)
 
 
 def check_found(model: nn.Module, part: str, found: Found) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Optional, Union
@@ -10,11 +11,11 @@ from typing import Optional, Union
 import torch.nn as nn
 
 from ..errors import UsageError, in_context
-from .attach import attach
+from .attach import Gates, attach
 from .choose import Choice, choose
 from .find import Example, Found, find_sites
 from .narrow import Kept, narrow
-from .origin import outline
+from .origin import Gating, outline
 from .site import Site
 
 DEFAULT_GATE = dict(type='BinConcreteGate', norm_cfg=dict(type='LN'))
@@ -80,7 +81,37 @@ def gate(
         follow_freeze,
     )
     gates.example = outline(example)
+    remember(network, gates, gate or DEFAULT_GATE, widths or {}, follow_freeze)
     return network
+
+
+def remember(
+    network: nn.Module,
+    gates: Gates,
+    gate: dict,
+    widths: Mapping[str, Kept],
+    follow_freeze: bool,
+) -> None:
+    """Keep with a network how it got its gates, for files.
+
+    Args:
+        network (nn.Module): The network.
+        gates (Gates): Its gates.
+        gate (dict): Their config.
+        widths (Mapping): Site -> what is left of it.
+        follow_freeze (bool): See :func:`gate`.
+    """
+    network.gating = Gating(  # type: ignore[assignment]
+        copy.deepcopy(dict(gate)),
+        list(gates.sites),
+        {site: _count(kept) for site, kept in widths.items()},
+        follow_freeze,
+        gates.example,
+    )
+
+
+def _count(kept: Kept) -> int:
+    return kept if isinstance(kept, int) else len(kept)
 
 
 def narrowed(network: nn.Module, widths: Mapping[str, Kept], example: Example) -> nn.Module:
@@ -95,6 +126,8 @@ def narrowed(network: nn.Module, widths: Mapping[str, Kept], example: Example) -
         UsageError: If a site is none, or cannot be narrowed.
     """
     narrow_found(network, find_sites(network, example), widths, example)
+    numbers = {site: _count(kept) for site, kept in widths.items()}
+    network.gating = Gating(None, [], numbers, False, outline(example))  # type: ignore[assignment]
     return network
 
 
