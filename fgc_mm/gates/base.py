@@ -242,15 +242,17 @@ class Gate(BaseModule):
         feature = act(feature)
         return self.modulate(feature, multiplier), pool_mean(feature.detach())
 
-    def slim_state(self, kept: Tensor, always: Tensor) -> dict[str, Tensor]:
+    def slim_state(self, kept: Tensor, always: Tensor, inputs: Tensor) -> dict[str, Tensor]:
         """State of a gate over fewer channels, some of them open for good.
 
         Args:
             kept (Tensor): Numbers of the channels that are left.
             always (Tensor): For each of them, whether it is always open.
+            inputs (Tensor): Numbers of the channels that are left of what it reads; the others
+                were zero.
 
         Returns:
-            dict[str, Tensor]: What the smaller gate loads.
+            dict[str, Tensor]: What the smaller gate holds.
         """
         raise UsageError(
             f'{type(self).__name__} cannot be slimmed: it does not say how it decides over fewer '

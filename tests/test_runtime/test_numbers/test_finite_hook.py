@@ -153,7 +153,7 @@ WHERE = {
     'picture': (nan_picture, 'loss_task is NaN or Inf, and so are the pictures .* number 1 of the'),
     'layer': (
         nan_after('backbone.layer2.0.conv1'),
-        'loss_task .* so are the features of backbone.layer2.0.gate1',
+        'loss_task .* so are the features of backbone.gates.layer2-0-conv1',
     ),
     'gradient': (nan_gradient, 'the gradients of head.weight.* are NaN or Inf'),
 }
@@ -200,7 +200,7 @@ def test_a_gate_is_named_even_if_the_loss_is_finite(train):
     """NaN in a logit closes the channel, and nobody would see it."""
 
     def do(runner, data_batch):
-        gate = find_gates(runner.model)['backbone.layer3.0.gate1']
+        gate = find_gates(runner.model)['backbone.gates.layer3-0-conv1']
 
         def hook(module, args, out):
             handle.remove()
@@ -208,7 +208,7 @@ def test_a_gate_is_named_even_if_the_loss_is_finite(train):
 
         handle = gate.register_forward_hook(hook)
 
-    train(do, 'stop', hooks=[dict(type='L0Hook')], error='the logits of backbone.layer3.0.gate1')
+    train(do, 'stop', hooks=[dict(type='L0Hook')], error='the logits of backbone.gates.layer3-0-conv1')
     _, spoil = train(do, 'skip')
     assert_equal(spoil.states['before'], spoil.states['after'])
 
