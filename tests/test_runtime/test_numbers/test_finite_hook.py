@@ -208,7 +208,9 @@ def test_a_gate_is_named_even_if_the_loss_is_finite(train):
 
         handle = gate.register_forward_hook(hook)
 
-    train(do, 'stop', hooks=[dict(type='L0Hook')], error='the logits of backbone.gates.layer3-0-conv1')
+    train(
+        do, 'stop', hooks=[dict(type='L0Hook')], error='the logits of backbone.gates.layer3-0-conv1'
+    )
     _, spoil = train(do, 'skip')
     assert_equal(spoil.states['before'], spoil.states['after'])
 
