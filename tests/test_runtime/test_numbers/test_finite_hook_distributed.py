@@ -29,9 +29,10 @@ class Spoiler(Hook):
     def after_train(self, runner):
         hook = next(h for h in runner.hooks if isinstance(h, FGCHook))
         finite = next(h for h in runner.hooks if isinstance(h, FiniteHook))
-        banks = [b.data for c in hook.couplings.values() for b in (c.feature_bank, c.gate_bank)]
+        layers = hook.coupling.layers.values()
+        banks = [b.data for c in layers for b in (c.feature_bank, c.gate_bank)]
         state = dict(weights=list(unwrap(runner.model).parameters()), banks=banks)
-        state.update(seen=hook.seen, skipped=finite.skipped)
+        state.update(seen=hook.coupling.seen, skipped=finite.skipped)
         torch.save(state, os.path.join(runner.work_dir, f'rank{get_rank()}.pth'))
 """
 
