@@ -6,11 +6,11 @@ from typing import Any, Literal, Optional, Union
 
 import pytest
 import torch
-from fgc_mm.nets.resnet import GatedResNetV1d
 from mmcv.transforms import Resize
 from mmdet.models import Shared2FCBBoxHead
 
-from fgc_mm.nets import GatedResNet
+from fgc_mm.datasets import CIFARBinary
+from fgc_mm.gates import BinConcreteGate
 from fgc_mm.runtime.config.argument_types import argument_faults, describe, fits
 from fgc_mm.training import BudgetHook
 
@@ -18,16 +18,17 @@ from fgc_mm.training import BudgetHook
 @pytest.mark.parametrize(
     ('cls', 'given', 'expected'),
     [
-        (GatedResNet, dict(depth=18, widths=dict(layer1=8), init_cfg=None), []),
+        (BinConcreteGate, dict(hidden=8, norm_cfg=None), []),
         (
-            GatedResNet,
-            dict(frozen_stage=1),
-            ["x.frozen_stage=1: GatedResNet has no argument 'frozen_stage'; did you mean"],
+            BinConcreteGate,
+            dict(hiden=1),
+            ["x.hiden=1: BinConcreteGate has no argument 'hiden'; did you mean"],
         ),
-        (GatedResNet, dict(depth='18'), ["x.depth='18' must be a whole number"]),
+        (BinConcreteGate, dict(hidden='18'), ["x.hidden='18' must be a whole number"]),
         # Ours hand their keyword arguments on.
-        (GatedResNetV1d, dict(depth=50, widths=3), ['x.widths=3 must be a dict or None']),
-        (GatedResNetV1d, dict(tint=1), ["GatedResNetV1d has no argument 'tint'; it has depth"]),
+        (CIFARBinary, dict(split=3), ['x.split=3 must be a text']),
+        (CIFARBinary, dict(lazy_init='3'), []),  # an argument of mmengine's
+        (CIFARBinary, dict(tint=1), ["CIFARBinary has no argument 'tint'; it has data_root"]),
         (
             BudgetHook,
             dict(target='half', reach='x', cap='x', pull='x'),
