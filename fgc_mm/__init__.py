@@ -32,6 +32,7 @@ _PUBLIC = {
     'L0Hook': 'training',
     'LayerCoupling': 'coupling',
     'SafeCheckpointHook': 'runtime',
+    'StaticPruningHook': 'training',
     'SparseInferenceHook': 'inference',
     'count_macs': 'macs',
     'export': 'inference',
@@ -40,6 +41,7 @@ _PUBLIC = {
     'freeze': 'inference',
     'frozen_report': 'inference',
     'gate': 'sites',
+    'prune': 'pruning',
     'set_threshold': 'gates',
     'slim': 'inference',
 }

@@ -5,9 +5,11 @@ from .build import build_gate, check_gate
 from .fbs import FBSGate
 from .record import GateRecord
 from .site import GateSite
+from .static import StaticGate
 from .utils import (
     find_gates,
     force_gates,
+    forget_records,
     gated_blocks,
     match_blocks,
     records_of,
@@ -21,10 +23,12 @@ __all__ = [
     'Gate',
     'GateRecord',
     'GateSite',
+    'StaticGate',
     'build_gate',
     'check_gate',
     'find_gates',
     'force_gates',
+    'forget_records',
     'gated_blocks',
     'match_blocks',
     'records_of',

@@ -29,6 +29,12 @@ def find_gates(model: nn.Module) -> dict[str, Gate]:
     return {name: module for name, module in model.named_modules() if isinstance(module, Gate)}
 
 
+def forget_records(gates: Mapping[str, Gate]) -> None:
+    """Begin a new pass: what gates decided in the last one no longer counts."""
+    for gate in gates.values():
+        gate.record = None
+
+
 def records_of(gates: Mapping[str, Gate]) -> dict[str, GateRecord]:
     """What gates decided in this forward pass, B rows each.
 
