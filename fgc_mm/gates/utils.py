@@ -161,7 +161,7 @@ def select_blocks(model: nn.Module, layers: Layers) -> dict[str, list[tuple[str,
         dict[str, list]: As :func:`gated_blocks`.
 
     Example:
-        >>> list(select_blocks(GatedResNet(18), [-2, -1]))
+        >>> list(select_blocks(model, [-2, -1]))
         ['layer4.0', 'layer4.1']
     """
     blocks = gated_blocks(model)
