@@ -223,6 +223,20 @@ def test_closed_gates_leave_one_channel_open_ones_no_gate(family):
     assert all(row['removed'] == row['channels'] - 1 for row in result.gates)
 
 
+def test_static_gates_leave_a_plain_network():
+    model = build('vgg', gate=dict(type='StaticGate'))
+    for gate in find_gates(model).values():
+        gate.mask[1::2] = 0
+    x = pictures()
+    result = slim(model, shares_of(model, x))
+    assert not find_gates(result.model) and type(result.model) is nn.Sequential
+    assert [layer.out_channels for layer in result.model if isinstance(layer, nn.Conv2d)][1:] == [
+        6,
+        5,
+    ]
+    assert_same(result.model(x), model(x))
+
+
 class Shuffled(nn.Module):
     """The channels of its second layer are shuffled by a view of a fixed size."""
 
