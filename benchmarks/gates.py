@@ -17,8 +17,10 @@ import time
 from collections.abc import Callable
 
 import torch
+import torch.nn as nn
+from mmengine.registry import MODELS
 
-from fgc_mm.nets import GatedResNet
+import fgc_mm  # noqa: F401
 
 
 def parse_args() -> argparse.Namespace:
@@ -40,19 +42,19 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def train_step(model: GatedResNet, x: torch.Tensor) -> None:
+def train_step(model: nn.Module, x: torch.Tensor) -> None:
     """Forward and backward of a loss on the last output."""
     model.zero_grad(set_to_none=True)
     model(x)[-1].square().mean().backward()
 
 
 @torch.no_grad()
-def evaluate(model: GatedResNet, x: torch.Tensor) -> None:
+def evaluate(model: nn.Module, x: torch.Tensor) -> None:
     """Forward only."""
     model(x)
 
 
-def seconds(step: Callable, model: GatedResNet, x: torch.Tensor, clock: Callable) -> float:
+def seconds(step: Callable, model: nn.Module, x: torch.Tensor, clock: Callable) -> float:
     """Time of one step."""
     if x.is_cuda:
         torch.cuda.synchronize()
@@ -64,7 +66,7 @@ def seconds(step: Callable, model: GatedResNet, x: torch.Tensor, clock: Callable
 
 
 def compare(
-    step: Callable, dense: GatedResNet, gated: GatedResNet, x: torch.Tensor, args
+    step: Callable, dense: nn.Module, gated: nn.Module, x: torch.Tensor, args
 ) -> tuple[float, float, float]:
     """Median seconds of both, and the median ratio of a repetition."""
     clock = time.process_time if args.cpu_time else time.perf_counter
@@ -95,13 +97,15 @@ def main() -> None:
     )
     print(f'{"network":<10}{"step":<12}{"dense [s]":>12}{"gated [s]":>12}{"ratio":>8}')
     for depth in args.depths:
-        dense = GatedResNet(depth, gate=None, zero_init_residual=False).to(args.device)
+        cfg = dict(type='mmdet.GatedResNet', depth=depth, norm_eval=False, zero_init_residual=False)
+        dense = MODELS.build(dict(cfg, gate=None)).to(args.device)
         dense.init_weights()
-        gate = dict(type=args.gate)
-        gated = GatedResNet(depth, gate=gate, zero_init_residual=False).to(args.device)
+        gated = MODELS.build(dict(cfg, gate=dict(type=args.gate))).to(args.device)
         gated.load_state_dict(dense.state_dict(), strict=False)
         for name, step, mode in (('training', train_step, True), ('evaluation', evaluate, False)):
-            times = compare(step, dense.train(mode), gated.train(mode), x, args)
+            for model in (dense, gated):
+                model.train(mode)
+            times = compare(step, dense, gated, x, args)
             print(f'ResNet-{depth:<3}{name:<12}{times[0]:>12.3f}{times[1]:>12.3f}{times[2]:>8.3f}')
 
 

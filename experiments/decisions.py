@@ -47,7 +47,7 @@ from fgc_mm.evaluation.summary import add_derived, add_macs_hook
 from fgc_mm.files import check_file, write_files
 from fgc_mm.gates import find_gates
 from fgc_mm.runtime import launch, unwrap
-from fgc_mm.runtime.config_files import read_config
+from fgc_mm.runtime.config.files import read_config
 
 PROJECT = Path(__file__).parents[1]
 POLICIES = ('own', 'imposed', 'class', 'other', 'static', 'open')

@@ -53,7 +53,7 @@ from fgc_mm.analysis import style
 from fgc_mm.analysis.tradeoff import tradeoff_figure
 from fgc_mm.errors import UsageError
 from fgc_mm.files import write_files
-from fgc_mm.runtime.config_files import read_config
+from fgc_mm.runtime.config.files import read_config
 
 TITLES = dict(
     search='weights of the coupling',

@@ -26,8 +26,8 @@ from fgc_mm.analysis.tradeoff import RATIO
 from fgc_mm.cli.config import merge_options
 from fgc_mm.errors import UsageError
 from fgc_mm.evaluation.summary import dump
-from fgc_mm.runtime.config_files import read_config
-from fgc_mm.runtime.safe_loading import guarded_loading
+from fgc_mm.runtime.config.files import read_config
+from fgc_mm.runtime.untrusted.loading import guarded_loading
 
 ALIGNMENT, SPEED, BEGUN = 'alignment.json', 'speed.json', 'fingerprint.json'
 """Files of a run's folder: how gates follow features, times, what it was begun with."""

@@ -17,7 +17,7 @@ from fgc_mm.analysis.gather import gather
 from fgc_mm.analysis.tradeoff import RATIO, Row, metric_unit
 from fgc_mm.errors import CheckpointError, UsageError
 from fgc_mm.evaluation.summary import dump
-from fgc_mm.runtime.config_files import read_config
+from fgc_mm.runtime.config.files import read_config
 
 
 def look(run: Run, task: Task) -> None:

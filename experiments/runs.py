@@ -18,7 +18,7 @@ from typing import Any, Optional
 from fgc_mm.analysis.figures_file import read_figures
 from fgc_mm.errors import UsageError
 from fgc_mm.files import write_files
-from fgc_mm.runtime.safe_loading import FLAG
+from fgc_mm.runtime.untrusted.loading import FLAG
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from fgc_mm.analysis import style
 from fgc_mm.analysis.tradeoff import write_table
 from fgc_mm.cli.run import run as run_command
 from fgc_mm.files import check_folder
-from fgc_mm.runtime.config_files import read_config
+from fgc_mm.runtime.config.files import read_config
 
 
 def parse_args() -> argparse.Namespace:

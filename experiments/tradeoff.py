@@ -31,7 +31,7 @@ from fgc_mm.analysis.tradeoff import (
 from fgc_mm.cli.run import run as run_command
 from fgc_mm.errors import UsageError
 from fgc_mm.files import check_folder
-from fgc_mm.runtime.config_files import read_config
+from fgc_mm.runtime.config.files import read_config
 
 WAYS = {'both': (True, False), 'with': (True,), 'without': (False,)}
 

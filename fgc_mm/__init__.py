@@ -20,7 +20,9 @@ from .versions import __version__, check_versions
 _PUBLIC = {
     'BatchShapingHook': 'training',
     'BinConcreteGate': 'gates',
+    'Budget': 'training',
     'BudgetHook': 'training',
+    'Coupling': 'coupling',
     'DensityHook': 'training',
     'FBSGate': 'gates',
     'FGCHook': 'training',
@@ -55,7 +57,7 @@ def register() -> None:
     check_versions()
     for room in _REGISTERED:
         importlib.import_module(f'.{room}', __name__)
-    from .runtime.config_scopes import teach_config_scopes
+    from .runtime.config.scopes import teach_config_scopes
 
     teach_config_scopes()
 

@@ -48,9 +48,6 @@ def replacing(ending: str = PARTIAL) -> Iterator[Callable[[str], str]]:
 
     Before the first has its name, an error removes all of them.
 
-    Args:
-        ending (str): What their names end with until then. Defaults to :data:`PARTIAL`.
-
     Yields:
         Callable: From the name a file shall have to the one to write it under. They are renamed
         in the order of these calls.
@@ -82,11 +79,7 @@ def partial_path(path: str) -> str:
 
 
 def finish(path: str) -> None:
-    """Give a file its name that was complete when its writer was killed.
-
-    Args:
-        path (str): The name; the file is at its :func:`partial_path`.
-    """
+    """Give a file its name that was complete when its writer was killed."""
     os.replace(partial_path(path), path)
     _sync_name(path)
 
@@ -115,14 +108,7 @@ def discard(path: str) -> None:
 
 
 def remove_partials(folder: str) -> list[str]:
-    """Remove what a killed training was writing.
-
-    Args:
-        folder (str): Where its checkpoints are.
-
-    Returns:
-        list[str]: What there was.
-    """
+    """Remove what a killed training was writing."""
     if not os.path.isdir(folder):
         return []
     endings = ('.pth' + PARTIAL, 'last_checkpoint' + PARTIAL)
@@ -133,15 +119,7 @@ def remove_partials(folder: str) -> list[str]:
 
 
 def check_folder(path: Union[str, Path], option: str) -> None:
-    """See that a folder can be written to, or made.
-
-    Args:
-        path (str | Path): The folder; it need not exist yet.
-        option (str): What it was given as, such as '--out-dir'.
-
-    Raises:
-        UsageError: If it is, or lies below, a file, or nothing can be written there.
-    """
+    """See that a folder can be written to, or made."""
     if not str(path):
         raise UsageError(f'{option} is empty; name a folder')
     place = Path(path).absolute()
@@ -155,15 +133,7 @@ def check_folder(path: Union[str, Path], option: str) -> None:
 
 
 def check_file(path: Union[str, Path], option: str) -> None:
-    """See that a file can be written.
-
-    Args:
-        path (str | Path): The file; its folder need not exist yet.
-        option (str): What it was given as, such as '--out'.
-
-    Raises:
-        UsageError: If it is a folder or a device, or its folder cannot be.
-    """
+    """See that a file can be written."""
     if Path(path).is_dir():
         raise UsageError(f'{option} {path} is a folder; name a file in it')
     if Path(path).exists() and not Path(path).is_file():

@@ -17,12 +17,12 @@ from fgc_mm.analysis.gather import gather
 from fgc_mm.analysis.report import result_rows
 from fgc_mm.analysis.report_runs import ReportRun
 from fgc_mm.datasets import check_dataset_paths
-from fgc_mm.errors import UsageError
+from fgc_mm.errors import DataError, UsageError
 from fgc_mm.evaluation.summary import add_derived
 from fgc_mm.inference import Picture, export, export_parts
 from fgc_mm.runtime import launch
-from fgc_mm.runtime.class_fit import check_classes
-from fgc_mm.runtime.run_settings import check_run_settings
+from fgc_mm.runtime.config.settings import check_run_settings
+from fgc_mm.runtime.first_step import check_classes
 
 CONFIG = """
 default_scope = 'counting'
@@ -30,7 +30,7 @@ custom_imports = dict(imports=['fgc_mm', 'counting'])
 model = dict(
     type='Counter',
     num_classes=4,
-    backbone=dict(type='GatedResNet', depth=18, base_channels=8, stem_channels=8))
+    backbone=dict(type='mmpretrain.GatedResNet', depth=18, base_channels=8, stem_channels=8))
 train_dataloader = dict(
     batch_size=4,
     dataset=dict(
@@ -116,7 +116,7 @@ def test_one_more_task_is_exported(untrained):
 def test_one_more_task_has_its_data_checked(config, untrained):
     cfg, model, _ = untrained
     cfg.train_dataloader.dataset.ann_file = 'other.txt'
-    with pytest.raises(FileNotFoundError, match=r"dataset\.ann_file='other\.txt': the file"):
+    with pytest.raises(DataError, match=r"dataset\.ann_file='other\.txt': the file"):
         check_dataset_paths(cfg, ('train',))
     dataset = SimpleNamespace(metainfo=dict(classes=['a', 'b', 'c', 'd', 'e']))
     with pytest.raises(UsageError, match=r'model\.dot_head\.num_classes=4, but .* has 5 classes'):

@@ -28,13 +28,7 @@ PANELS = {
 
 
 def clusters(values: np.ndarray, count: int, seed: int = 0) -> np.ndarray:
-    """The k-means cluster of each row, of rows scaled to unit length.
-
-    Args:
-        values (ndarray): N x C.
-        count (int): How many clusters.
-        seed (int): Defaults to 0.
-    """
+    """The k-means cluster of each row, of rows scaled to unit length."""
     sklearn = need('sklearn.cluster', 'alignment')
     unit = values / np.maximum(np.linalg.norm(values, axis=1, keepdims=True), 1e-12)
     return sklearn.KMeans(count, n_init=10, random_state=seed).fit(unit).labels_
@@ -47,13 +41,6 @@ def align(
 
     Features and gates are put into as many clusters as there are classes. Of a
     picture with several classes the main one counts.
-
-    Args:
-        table (GateTable): The gates.
-        layer (str): Name of the gate.
-        space (str): ``'logits'`` or ``'mask'`` of the gate. Defaults to 'logits'.
-        k (int): Neighbors of the overlap. Defaults to 10.
-        seed (int): Of the clusters. Defaults to 0.
 
     Returns:
         dict[str, float]: The keys of :data:`PANELS`.
@@ -75,14 +62,7 @@ def align(
 def alignment_rows(
     tables: Mapping[str, GateTable], space: str = 'logits', k: int = 10, seed: int = 0
 ) -> list[dict[str, Any]]:
-    """A row for each run and layer.
-
-    Args:
-        tables (Mapping[str, GateTable]): Name of the run -> its gates.
-        space (str): Defaults to 'logits'.
-        k (int): Neighbors of the overlap. Defaults to 10.
-        seed (int): Of the clusters. Defaults to 0.
-    """
+    """A row for each run and layer."""
     rows = []
     with progress('alignment', sum(len(table.layers) for table in tables.values())) as advance:
         for run, table in tables.items():
@@ -136,15 +116,7 @@ def analyze_alignment(
     k: int = 10,
     seed: int = 0,
 ) -> list[Path]:
-    """Write ``alignment.csv`` and the figure.
-
-    Args:
-        tables (Mapping[str, GateTable]): Name of the run -> its gates.
-        out_dir (Path): Where to.
-        space (str): Defaults to 'logits'.
-        k (int): Neighbors of the overlap. Defaults to 10.
-        seed (int): Of the clusters. Defaults to 0.
-    """
+    """Write ``alignment.csv`` and the figure."""
     rows = alignment_rows(tables, space, k, seed)
     written = [write_csv(rows, out_dir / 'alignment.csv')]
     return written + style.save(alignment_figure(rows), out_dir / 'alignment')

@@ -44,13 +44,7 @@ def rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def cost_figure(table: GateTable, pictures: Thumbnails, extremes: int = 6) -> Figure:
-    """Histogram of MACs, the cheapest and dearest pictures, and MACs against objects.
-
-    Args:
-        table (GateTable): The gates.
-        pictures (Thumbnails): The pictures.
-        extremes (int): How many of the cheapest and dearest. Defaults to 6.
-    """
+    """Histogram of MACs, the cheapest and dearest pictures, and MACs against objects."""
     rows = cost_rows(table)
     macs = np.array([row['executed_G'] for row in rows])
     dense = float(np.mean([row['dense_G'] for row in rows]))
@@ -90,13 +84,7 @@ def cost_figure(table: GateTable, pictures: Thumbnails, extremes: int = 6) -> Fi
 
 
 def analyze_cost(table: GateTable, pictures: Thumbnails, out_dir: Path) -> list[Path]:
-    """Write ``cost.csv``, ``cost_layers.csv`` and the figure.
-
-    Args:
-        table (GateTable): The gates.
-        pictures (Thumbnails): The pictures.
-        out_dir (Path): Where to.
-    """
+    """Write ``cost.csv``, ``cost_layers.csv`` and the figure."""
     written = [
         write_csv(cost_rows(table), out_dir / 'cost.csv'),
         write_csv(table.costs, out_dir / 'cost_layers.csv'),

@@ -69,15 +69,7 @@ def embed_table(
     seed: int = 0,
     init: Optional[Embedding] = None,
 ) -> Embedding:
-    """Features and gates of one layer, each in a plane of its own.
-
-    Args:
-        table (GateTable): The gates.
-        layer (str): Name of the gate.
-        space (str): ``'logits'`` or ``'mask'`` of the gate. Defaults to 'logits'.
-        seed (int): Defaults to 0.
-        init (dict, optional): Where to start from. Defaults to None.
-    """
+    """Features and gates of one layer, each in a plane of its own."""
     values = {'feature': table.feature[layer], 'gate': table.gates(layer, space)}
     return {kind: embed(v, seed, init[kind] if init else None) for kind, v in values.items()}
 

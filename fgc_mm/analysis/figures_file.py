@@ -12,17 +12,7 @@ from ..errors import UsageError
 
 
 def read_figures(path: Path) -> list[dict[str, Any]]:
-    """The metrics in a file that ``tools/test.py --out`` wrote.
-
-    Args:
-        path (Path): The file, of one test or of several thresholds.
-
-    Returns:
-        list[dict]: The metrics of each test.
-
-    Raises:
-        UsageError: If it is something else.
-    """
+    """The metrics in a file that ``tools/test.py --out`` wrote."""
     try:
         content = json.loads(Path(path).read_text())
         tests = [point['metrics'] for point in content.get('points', [content])]

@@ -120,16 +120,7 @@ def layers_figure(table: GateTable) -> Figure:
 
 
 def analyze_frequency(table: GateTable, layers: Sequence[str], out_dir: Path) -> list[Path]:
-    """Write ``frequency.csv``, ``similarity.csv``, and a figure of all layers and of each.
-
-    Args:
-        table (GateTable): The gates.
-        layers (Sequence[str]): Gates to draw one by one.
-        out_dir (Path): Where to.
-
-    Returns:
-        list[Path]: What was written.
-    """
+    """Write ``frequency.csv``, ``similarity.csv``, and a figure of all layers and of each."""
     written = [write_csv(frequency_rows(table, table.layers), out_dir / 'frequency.csv')]
     pairs = []
     chosen = table.common_classes()

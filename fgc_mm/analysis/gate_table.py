@@ -41,7 +41,8 @@ class GateTable:
             'plain', 'gate' or 'outside' of the backbone), ``dense`` and
             ``executed`` MACs per picture.
         info (dict): Where it comes from: ``checkpoint``, ``split``, ``task``,
-            ``pictures`` (of the whole split), ``coupled`` (gates with FGC).
+            ``pictures`` (of the whole split), ``coupled`` (gates with FGC), ``blocks`` (of
+            each gate).
     """
 
     logits: dict[str, np.ndarray]
@@ -81,11 +82,7 @@ class GateTable:
         return np.where(amount.any(axis=1), amount.argmax(axis=1), -1)
 
     def common_classes(self, limit: int = 40) -> list[int]:
-        """The classes that most pictures have, in the order of all; what fits into a figure.
-
-        Args:
-            limit (int): How many, at most. Defaults to 40.
-        """
+        """The classes that most pictures have, in the order of all; what fits into a figure."""
         if len(self.classes) <= limit:
             return list(range(len(self.classes)))
         order = np.argsort(-self.present.sum(axis=0), kind='stable')[:limit]
@@ -104,27 +101,21 @@ class GateTable:
             layers (str | int | Sequence): See
                 :func:`~fgc_mm.gates.utils.match_blocks`; names of gates as well.
             key (str): What the choice is called, for the error. Defaults to 'layers'.
-
-        Raises:
-            UsageError: If there is no such block; it names those there are.
         """
-        blocks = list(dict.fromkeys(name.rpartition('.')[0] for name in self.layers))
         wanted = [layers] if isinstance(layers, (str, int)) else list(layers)
-        short = {short_name(name, self.layers): name for name in self.layers}
-        chosen = {short.get(str(item), str(item)) for item in wanted} & set(self.layers)
-        rest = [item for item in wanted if short.get(str(item), item) not in chosen]
+        known = {written: name for name in self.layers for written in (name, site_name(name))}
+        known |= {short_name(name, self.layers): name for name in self.layers}
+        chosen = {known[item] for item in wanted if item in known}
+        rest = [item for item in wanted if item not in known]
         if rest:
-            found = match_blocks(rest, blocks, key)
-            chosen |= {name for name in self.layers if name.rpartition('.')[0] in found}
+            block_of = {name: site_name(name).rpartition('.')[0] for name in self.layers}
+            block_of |= self.info.get('blocks', {})
+            found = match_blocks(rest, list(dict.fromkeys(block_of.values())), key)
+            chosen |= {name for name in self.layers if block_of[name] in found}
         return [name for name in self.layers if name in chosen]
 
     def gates(self, layer: str, space: str = 'logits') -> np.ndarray:
-        """One gate's N x C values.
-
-        Args:
-            layer (str): Name of the gate.
-            space (str): One of :data:`SPACES`. Defaults to 'logits'.
-        """
+        """One gate's N x C values."""
         return getattr(self, space)[layer]
 
     def save(self, path: Path) -> None:
@@ -160,16 +151,26 @@ class GateTable:
         return cls(logits=logits, mask=mask, feature=feature, **header, **rest)
 
 
+def site_name(layer: str) -> str:
+    """Where a gate is: ``backbone.gates.layer4-1-conv1`` -> ``backbone.layer4.1.conv1``."""
+    holder, _, own = layer.rpartition('.')
+    if holder.rpartition('.')[2] != 'gates':
+        return layer
+    return f'{holder[: -len("gates")]}{own.replace("-", ".")}'
+
+
 def short_name(layer: str, layers: Sequence[str]) -> str:
     """A gate's name as figures have it.
 
-    What all names begin with is left out, and the gate's own name where each
-    block has one gate: ``backbone.layer4.1.gate1`` -> ``layer4.1``.
+    What all names begin with is left out, and the layer's own name where each
+    block has one gate: ``backbone.gates.layer4-1-conv1`` -> ``layer4.1``.
     """
-    blocks = [name.rpartition('.')[0] for name in layers]
-    name = layer.rpartition('.')[0] if len(set(blocks)) == len(blocks) else layer
-    first = layer.split('.')[0]
-    if first != layer and all(other.split('.')[0] == first for other in layers):
+    names = [site_name(name) for name in layers]
+    name = site_name(layer)
+    first = name.split('.')[0]
+    if len({other.rpartition('.')[0] for other in names}) == len(names):
+        name = name.rpartition('.')[0]
+    if all('.' in other and other.split('.')[0] == first for other in names):
         cut = name.split('.', 1)
         return cut[1] if len(cut) > 1 and not first.startswith('layer') else name
     return name

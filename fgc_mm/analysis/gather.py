@@ -8,7 +8,6 @@ import hashlib
 import logging
 import tempfile
 import uuid
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional
 
@@ -25,15 +24,15 @@ from ..datasets import name_broken_pictures
 from ..errors import CheckpointError, UsageError
 from ..evaluation import PredictionCounter, read_macs
 from ..evaluation.checkpoint_fit import CheckpointFitHook
-from ..gates import Gate, find_gates, select_blocks
+from ..gates import Gate, find_gates, gated_blocks, select_blocks
 from ..runtime import launch, unwrap
-from ..runtime.config_files import existing
+from ..runtime.checkpoints.file import existing
 from ..tasks import annotation_fields, task_of_sample
-from .gate_table import MACS, GateTable
+from .gate_table import MACS, SPACES, GateTable
 from .layer_costs import LayerCosts
 from .progress import progress
 
-_FORMAT = 2  # of the cache; raised when what is gathered changes
+_FORMAT = 3  # of the cache; raised when what is gathered changes
 
 
 def gather(
@@ -141,11 +140,6 @@ def set_aside(cfg: Config, checkpoint: str, work_dir: str) -> None:
 
     Of several in one process each has its own name, and so its own visualizer: one of the
     config's name would be shared with the next, and with it a folder that may be gone then.
-
-    Args:
-        cfg (Config): Is changed.
-        checkpoint (str): The weights.
-        work_dir (str): Where logs go.
     """
     cfg.work_dir, cfg.load_from, cfg.resume = work_dir, checkpoint, False
     cfg.log_level, cfg.experiment_name = 'ERROR', f'aside-{uuid.uuid4()}'
@@ -164,33 +158,18 @@ def _runner(cfg: Config, checkpoint: str, work_dir: str) -> Runner:
             f'the model {type(unwrap(runner.model)).__name__} of this config has no gates to look '
             "at; take a config with a gated backbone, such as backbone=dict(type='GatedResNet')"
         )
-    runner.register_hook(CheckpointFitHook(checkpoint))
-    runner.register_hook(_GatesThere(checkpoint, list(gates)))
+    fit = CheckpointFitHook(checkpoint)
+    runner.register_hook(fit)
     runner.load_or_resume()
+    own = {f'{name}.{key}' for name, gate in gates.items() for key in gate.state_dict()}
+    missing = sorted(own - fit.keys)
+    if missing:  # they would decide at random
+        raise CheckpointError(
+            f'checkpoint {checkpoint} has no weights for gates of this network: {len(missing)} '
+            f'tensors are missing, {missing[0]} the first; give a checkpoint trained with gates'
+        )
     runner.model.eval()
     return runner
-
-
-class _GatesThere(CheckpointFitHook):
-    """Refuses dense weights in a gated network: its gates would decide at random."""
-
-    def __init__(self, name: str, gates: Sequence[str]) -> None:
-        super().__init__(name)
-        self.gates = gates
-
-    def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        state = checkpoint.get('state_dict', checkpoint)
-        model = unwrap(runner.model)
-        wanted = [
-            key for key in model.state_dict() if any(key.startswith(f'{g}.') for g in self.gates)
-        ]
-        missing = [key for key in wanted if key not in state and f'module.{key}' not in state]
-        if missing:
-            raise CheckpointError(
-                f'checkpoint {self.name} has no weights for gates of this network: '
-                f'{len(missing)} tensors are missing, {missing[0]} the first; give a checkpoint '
-                'trained with gates'
-            )
 
 
 @torch.no_grad()
@@ -210,12 +189,12 @@ def _run(
     loader = runner.build_dataloader(settings)
     backbone = _backbone(cfg)
     counter, costs = PredictionCounter(model, backbone), LayerCosts(model, backbone)
-    kept: dict[str, list] = {f'{kind}/{n}': [] for kind in _KINDS for n in gates}
+    kept: dict[str, dict[str, list]] = {kind: {name: [] for name in gates} for kind in SPACES}
     amount: list[np.ndarray] = []
     objects: list[int] = []
     paths: list[str] = []
     macs: list[list[float]] = []
-    classes = _class_names(dataset)
+    names = (getattr(dataset, 'metainfo', None) or {}).get('classes') or ()
     task = ''
     counter.attach()
     costs.attach()
@@ -230,27 +209,31 @@ def _run(
                 for sample in batch['data_samples']:
                     own = task_of_sample(sample)
                     if not own.name:
-                        raise _no_classes(split)
+                        *others, last = annotation_fields()
+                        raise UsageError(
+                            f'the pictures of {split}_dataloader come without classes (no '
+                            f"{', '.join(others)} or {last}): add dict(type='LoadAnnotations') to "
+                            'its pipeline'
+                        )
                     task, (labels, n_objects) = own.name, own.annotation(sample)
                     amount.append(labels)
                     objects.append(n_objects)
                     paths.append(str(sample.metainfo.get('img_path') or ''))
                 macs += [[getattr(image, name) for name in MACS] for image in images]
                 for name, gate in gates.items():
-                    _keep(kept, name, gate, len(images))
+                    for kind, value in _decided(name, gate, len(images)).items():
+                        kept[kind][name].append(value)
                 advance(len(images))
     finally:
         counter.detach()
         costs.detach()
-    width = max(len(classes or ()), max(len(row) for row in amount))
-    classes = classes or [str(number) for number in range(width)]
-    classes += [str(number) for number in range(len(classes), width)]
-    whole = {name: np.concatenate(parts) for name, parts in kept.items()}
+    width = max(len(names), *map(len, amount))
+    whole = {kind: {n: np.concatenate(v) for n, v in own.items()} for kind, own in kept.items()}
     return GateTable(
-        logits={name: whole[f'logits/{name}'] for name in gates},
-        mask={name: whole[f'mask/{name}'].astype(np.uint8) for name in gates},
-        feature={name: whole[f'feature/{name}'] for name in gates},
-        classes=classes,
+        logits=whole['logits'],
+        mask={name: mask.astype(np.uint8) for name, mask in whole['mask'].items()},
+        feature=whole['feature'],
+        classes=[*map(str, names), *map(str, range(len(names), width))],
         amount=np.stack([np.pad(row, (0, width - len(row))) for row in amount]).astype(np.float32),
         objects=np.array(objects),
         positions=positions,
@@ -263,34 +246,17 @@ def _run(
             task=task,
             pictures=count,
             coupled=_coupled(model, cfg),
+            blocks={n: block for block, own in gated_blocks(model).items() for n, _ in own},
         ),
     )
 
 
-_KINDS = ('logits', 'mask', 'feature')
-
-
-def _keep(kept: dict[str, list], name: str, gate: Gate, images: int) -> None:
-    record = gate.record
-    if record is None:
+def _decided(name: str, gate: Gate, images: int) -> dict[str, np.ndarray]:
+    """What a gate did in a batch; of several views of a picture, in the last."""
+    if gate.record is None:
         raise UsageError(f'gate {name!r} did not run in a pass of the network')
-    for kind in _KINDS:
-        value = getattr(record, kind)
-        # Several views in one batch: the last of each picture.
-        value = value.reshape(images, -1, value.size(-1))[:, -1]
-        kept[f'{kind}/{name}'].append(value.detach().float().cpu().numpy())
-
-
-def _no_classes(split: str) -> UsageError:
-    *others, last = annotation_fields()
-    return UsageError(
-        f'the pictures of {split}_dataloader come without classes (no {", ".join(others)} or '
-        f"{last}): add dict(type='LoadAnnotations') to its pipeline"
-    )
-
-
-def _class_names(dataset: Any) -> list[str]:
-    return [str(name) for name in (getattr(dataset, 'metainfo', None) or {}).get('classes') or ()]
+    values = {kind: getattr(gate.record, kind).detach().float().cpu() for kind in SPACES}
+    return {kind: v.reshape(images, -1, v.size(-1))[:, -1].numpy() for kind, v in values.items()}
 
 
 def _hooks(cfg: Config, name: str) -> list[Any]:

@@ -54,11 +54,7 @@ class LayerCosts:
         self._attached.remove()
 
     def settle(self, images: Sequence[ImageMACs]) -> None:
-        """Take over the layers that ran since the last time.
-
-        Args:
-            images (Sequence[ImageMACs]): What was counted in the same passes.
-        """
+        """Take over the layers that ran since the last time."""
         decisions = [image.masks() for image in images]
         for name, calls in self._calls.items():
             dense = float(sum(calls))

@@ -18,12 +18,7 @@ from .thumbnails import Thumbnails, show, spread_out
 
 
 def similarities(gates: np.ndarray, query: int) -> np.ndarray:
-    """Cosine of each row to the row of the query.
-
-    Args:
-        gates (ndarray): N x C.
-        query (int): Row of the query.
-    """
+    """Cosine of each row to the row of the query."""
     unit = gates.astype(np.float64)
     unit /= np.maximum(np.linalg.norm(unit, axis=1, keepdims=True), 1e-12)
     return np.clip(unit @ unit[query], -1, 1)
@@ -31,12 +26,6 @@ def similarities(gates: np.ndarray, query: int) -> np.ndarray:
 
 def ranking(table: GateTable, layer: str, query: int, space: str = 'logits') -> list[dict]:
     """All pictures but the query, the most similar first.
-
-    Args:
-        table (GateTable): The gates.
-        layer (str): Name of the gate.
-        query (int): Row of the query.
-        space (str): ``'logits'`` or ``'mask'``. Defaults to 'logits'.
 
     Returns:
         list[dict]: ``query``, ``rank``, ``picture`` (row), ``similarity``,
@@ -68,16 +57,7 @@ def default_queries(table: GateTable, count: int = 5) -> list[int]:
 def neighbors_figure(
     table: GateTable, layer: str, queries: Sequence[int], pictures: Thumbnails, **options: Any
 ) -> Figure:
-    """A row for each query: itself, then pictures from most to least similar.
-
-    Args:
-        table (GateTable): The gates.
-        layer (str): Name of the gate.
-        queries (Sequence[int]): Rows of the queries.
-        pictures (Thumbnails): The pictures.
-        options: ``space`` of :func:`ranking`, and ``near`` and ``far``, see
-            :func:`gallery`.
-    """
+    """A row for each query: itself, then pictures from most to least similar."""
     space = options.pop('space', 'logits')
     rows = [gallery(ranking(table, layer, query, space), **options) for query in queries]
     columns = 1 + max(map(len, rows))
@@ -107,24 +87,14 @@ def neighbors_figure(
 
 
 def gallery(rows: Sequence[dict], near: int = 5, far: int = 4) -> list[dict]:
-    """The nearest of a ranking, and some evenly down to the last.
-
-    Args:
-        rows (Sequence[dict]): See :func:`ranking`.
-        near (int): How many of the first. Defaults to 5.
-        far (int): How many of the rest, the last among them. Defaults to 4.
-    """
+    """The nearest of a ranking, and some evenly down to the last."""
     rest = range(near, len(rows))
     chosen = spread_out(rest, far + 1)[1:] if far and len(rest) > far else list(rest)[:far]
     return [*rows[:near], *(rows[number] for number in chosen)]
 
 
 def decimals(rows: Sequence[Sequence[float]]) -> int:
-    """As many, 3 to 6, as it takes to see that the last of each row is less than the first.
-
-    Args:
-        rows (Sequence[Sequence[float]]): Values from most to least.
-    """
+    """As many, 3 to 6, as it takes to see that the last of each row is less than the first."""
     for digits in range(3, 6):
         if all(f'{row[0]:.{digits}f}' != f'{row[-1]:.{digits}f}' for row in rows if len(row) > 1):
             return digits
@@ -139,17 +109,7 @@ def analyze_neighbors(
     queries: Optional[Sequence[int]] = None,
     space: str = 'logits',
 ) -> list[Path]:
-    """Write ``neighbors.csv`` with whole rankings, and a gallery for each layer.
-
-    Args:
-        table (GateTable): The gates.
-        layers (Sequence[str]): Names of the gates.
-        pictures (Thumbnails): The pictures.
-        out_dir (Path): Where to.
-        queries (Sequence[int], optional): Rows of the queries. Defaults to
-            None, see :func:`default_queries`.
-        space (str): ``'logits'`` or ``'mask'``. Defaults to 'logits'.
-    """
+    """Write ``neighbors.csv`` with whole rankings, and a gallery for each layer."""
     queries = default_queries(table) if queries is None else list(queries)
     for query in queries:
         if not 0 <= query < len(table):

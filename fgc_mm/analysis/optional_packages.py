@@ -10,15 +10,7 @@ from ..errors import MissingPackageError
 
 
 def need(module: str, what: str) -> ModuleType:
-    """Import a module of the extra ``analysis``.
-
-    Args:
-        module (str): Its name, such as ``'umap'``.
-        what (str): What it is needed for, the subject of the error.
-
-    Raises:
-        MissingPackageError: If it cannot be imported; it says how to install it.
-    """
+    """Import a module of the extra ``analysis``."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

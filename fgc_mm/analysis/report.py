@@ -40,12 +40,6 @@ def write_report(
         max_layers (int): How many layers get an embedding. Defaults to 8.
         network (bool): Whether networks may run; otherwise the page has what
             the logs tell. Defaults to True.
-
-    Returns:
-        list[ReportRun]: The runs; ``note`` says why gates could not be shown.
-
-    Raises:
-        UsageError: If a folder holds no run, or ``max_images`` is less than 2.
     """
     check_max_images(max_images)
     jinja2 = need('jinja2', 'a report')
@@ -190,10 +184,6 @@ def flatten(node: Any, prefix: str = '') -> dict[str, str]:
 
     Hooks and steps of a pipeline go by their type, so that one more of them moves
     no other; which there are, and in which order, is a value of its own.
-
-    Args:
-        node (Any): The config, or a part of it.
-        prefix (str): Key of the part. Defaults to ''.
     """
     flat: dict[str, str] = {}
     if isinstance(node, dict) and node:

@@ -25,13 +25,7 @@ _POINTS = 250  # of a training curve
 
 
 def payload(runs: Sequence[ReportRun], max_layers: int = 8, k: int = 10) -> dict[str, Any]:
-    """Everything the page's script needs, as plain lists and numbers.
-
-    Args:
-        runs (Sequence[ReportRun]): The runs.
-        max_layers (int): How many layers of each can be chosen. Defaults to 8.
-        k (int): Neighbors of the overlap. Defaults to 10.
-    """
+    """Everything the page's script needs, as plain lists and numbers."""
     thumbs: dict[str, str] = {}  # the same picture of several runs is there once
     own = [_run(run, max_layers, thumbs) for run in runs]
     numbers = {key: number for number, key in enumerate(thumbs)}

@@ -13,7 +13,7 @@ from mmengine.config import Config
 
 from ..errors import UsageError
 from ..evaluation.summary import add_derived
-from ..runtime.config_files import read_config
+from ..runtime.config.files import read_config
 from .figures_file import read_figures
 from .gate_table import GateTable
 from .training import Curves, last_validation, read_curves
@@ -55,16 +55,7 @@ class ReportRun:
 
 
 def read_run(folder: Path, name: Optional[str] = None) -> ReportRun:
-    """Read a work dir, without running its network.
-
-    Args:
-        folder (Path): As ``tools/train.py`` leaves it.
-        name (str, optional): What the run is called. Defaults to None: the
-            folder's name.
-
-    Raises:
-        UsageError: If the folder holds no run.
-    """
+    """Read a work dir, without running its network."""
     if not folder.is_dir():
         raise UsageError(f'work dir {folder} does not exist')
     config = find_config(folder)
@@ -88,11 +79,7 @@ def read_run(folder: Path, name: Optional[str] = None) -> ReportRun:
 
 
 def find_config(folder: Path) -> Path:
-    """The config a run was started with.
-
-    Raises:
-        UsageError: If there is none.
-    """
+    """The config a run was started with."""
     found = _own(sorted(folder.glob('*.py'), key=lambda path: path.stat().st_mtime))
     found = found or sorted(folder.glob('*/vis_data/config.py'))
     if not found:

@@ -109,15 +109,7 @@ def color_scale(name: str, steps: int = 16) -> list[str]:
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:
-    """Write a figure as ``.png`` and ``.svg``.
-
-    Args:
-        figure (Figure): The figure.
-        stem (Path): Path without the ending.
-
-    Returns:
-        list[Path]: What was written.
-    """
+    """Write a figure as ``.png`` and ``.svg``."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     paths = [stem.with_name(f'{stem.name}.{kind}') for kind in ('png', 'svg')]
     with style():

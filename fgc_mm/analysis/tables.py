@@ -15,12 +15,7 @@ Row = Mapping[str, Any]
 
 
 def write_csv(rows: Sequence[Row], path: Path) -> Path:
-    """Write rows with the keys of the first as header.
-
-    Args:
-        rows (Sequence[Mapping]): The rows, at least one.
-        path (Path): The file.
-    """
+    """Write rows with the keys of the first as header."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]))
     writer.writeheader()

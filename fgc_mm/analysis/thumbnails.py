@@ -14,20 +14,14 @@ import mmcv
 import numpy as np
 from mmengine.config import Config
 
-from ..errors import UsageError
+from ..errors import FgcError
 from ..runtime import launch
 from .gate_table import GateTable
 from .gather import build_dataset
 
 
 class Thumbnails:
-    """Reads pictures of a table from their files, or from the dataset.
-
-    Args:
-        cfg (Config): Config the table was gathered with.
-        table (GateTable): The table.
-        size (int): Longer side, at most. Defaults to 96.
-    """
+    """Reads pictures of a table from their files, or from the dataset."""
 
     def __init__(self, cfg: Config, table: GateTable, size: int = 96) -> None:
         self.cfg, self.table, self.size = cfg, table, size
@@ -35,11 +29,7 @@ class Thumbnails:
         self._known: dict[int, np.ndarray] = {}
 
     def read(self, number: int) -> np.ndarray:
-        """A picture, H x W x 3 in RGB.
-
-        Args:
-            number (int): Its row in the table.
-        """
+        """A picture, H x W x 3 in RGB."""
         if number not in self._known:
             path = self.table.paths[number]
             if os.path.isfile(path):
@@ -47,7 +37,7 @@ class Thumbnails:
             else:
                 try:
                     picture = self._from_dataset(int(self.table.positions[number]))
-                except (UsageError, OSError):  # the data is elsewhere now
+                except (FgcError, OSError):  # the data is elsewhere now
                     picture = np.full((32, 32, 3), 128, np.uint8)
             self._known[number] = _shrink(picture, self.size)
         return self._known[number]

@@ -48,9 +48,6 @@ def task_metric(
         wanted (str, optional): The name. Defaults to None: the first of the tasks'
             metrics that there is.
         rising (bool): Whether it is to be one where more is better. Defaults to False.
-
-    Raises:
-        UsageError: If a test lacks it.
     """
     tests = list(tests)
     # Of a task that is not listed, the first that is not about computation.
@@ -66,9 +63,6 @@ def metric_unit(name: str) -> str:
     """What a figure of a test is counted in: '%', '10⁹', '0 to 1', or '' if unknown.
 
     The task packages disagree: accuracies and mIoU are in percent, mAP is a share.
-
-    Args:
-        name (str): Its name as in ``figures.json``.
     """
     if name.startswith('macs/') and name.endswith('_G'):
         return '10⁹'
@@ -91,17 +85,7 @@ def spread(values: Sequence[float]) -> Optional[float]:
 
 
 def write_table(rows: Sequence[Row], metric: str, folder: Path, name: str = 'table') -> str:
-    """Write ``table.csv`` and ``table.md``.
-
-    Args:
-        rows (Sequence[Row]): The rows.
-        metric (str): Name of the metric.
-        folder (Path): Where to.
-        name (str): Name of the files. Defaults to 'table'.
-
-    Returns:
-        str: The table in markdown.
-    """
+    """Write ``table.csv`` and ``table.md``."""
     table = io.StringIO()
     writer = csv.writer(table)
     columns = (f'{figure}_{what}' for figure in (metric, RATIO) for what in ('mean', 'std'))
@@ -121,13 +105,7 @@ def write_table(rows: Sequence[Row], metric: str, folder: Path, name: str = 'tab
 
 
 def tradeoff_figure(rows: Sequence[Row], metric: str, title: str = '') -> Figure:
-    """Metric against executed computation: a line of means for each series, runs as dots.
-
-    Args:
-        rows (Sequence[Row]): The rows; those without runs are left out.
-        metric (str): Name of the metric.
-        title (str): Over the figure. Defaults to ''.
-    """
+    """Metric against executed computation: a line of means for each series, runs as dots."""
     rows = [row for row in rows if row.metric]
     with style.style():
         figure = style.new_figure(6, 4)

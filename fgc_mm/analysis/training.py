@@ -27,12 +27,6 @@ def read_curves(work_dir: Path) -> Curves:
 
     A run that was resumed has several logs: later ones replace what earlier
     ones have from the same iteration on.
-
-    Args:
-        work_dir (Path): The run's folder, as ``tools/train.py`` leaves it.
-
-    Raises:
-        UsageError: If it holds no log of a training.
     """
     if not work_dir.is_dir():
         raise UsageError(f'work dir {work_dir} does not exist')
@@ -128,9 +122,6 @@ def training_figure(curves: Mapping[str, Curves]) -> Figure:
 
     With one run colors are curves; with several they are runs, and only the
     total loss and the means over all gates are drawn.
-
-    Args:
-        curves (Mapping[str, Curves]): Name of the run -> its curves.
     """
     parts = panels(curves)
     several = len(curves) > 1
@@ -199,12 +190,7 @@ def _look(run: int, index: int, several: bool, name: str) -> dict[str, Any]:
 
 
 def analyze_training(work_dirs: Mapping[str, Path], out_dir: Path) -> list[Path]:
-    """Write ``training.csv`` and the figure.
-
-    Args:
-        work_dirs (Mapping[str, Path]): Name of the run -> its folder.
-        out_dir (Path): Where to.
-    """
+    """Write ``training.csv`` and the figure."""
     curves = {name: read_curves(folder) for name, folder in work_dirs.items()}
     written = [write_csv(training_rows(curves), out_dir / 'training.csv')]
     return written + style.save(training_figure(curves), out_dir / 'training')

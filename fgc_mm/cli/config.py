@@ -14,7 +14,8 @@ from mmengine.config import Config, DictAction
 from mmengine.runner import Runner
 
 from ..errors import UsageError
-from ..runtime.config_files import config_path, read_config
+from ..nets.swaps import check_swaps, types_of
+from ..runtime.config.files import config_path, read_config
 from ..runtime.messages import did_you_mean, shortened
 
 # What the tools and the packages read beside the arguments of a Runner.
@@ -39,14 +40,13 @@ def load_config(args: argparse.Namespace) -> Config:
     Args:
         args (Namespace): With ``config`` and ``cfg_options``, and those of
             :func:`~fgc_mm.cli.arguments.add_launcher` where the command has them.
-
-    Raises:
-        UsageError: If the file does not exist or cannot be read as a config.
     """
     os.environ.setdefault('LOCAL_RANK', str(getattr(args, 'local_rank', 0)))
     args.config = config_path(args.config)
     cfg = read_config(args.config)
+    types = types_of(cfg.get('model'))
     merge_options(cfg, args.cfg_options)
+    check_swaps(cfg, types)
     if 'model' not in cfg:
         raise UsageError(f'config {args.config} has no `model`: it is a fragment for `_base_`')
     if not isinstance(cfg.model, dict):
@@ -60,11 +60,7 @@ def load_config(args: argparse.Namespace) -> Config:
 
 
 def read_pairs(pairs: Iterable[str]) -> dict[str, Any]:
-    """Values of ``KEY=VALUE``, in the notation of mmengine's ``DictAction``.
-
-    Raises:
-        UsageError: If a value cannot be read.
-    """
+    """Values of ``KEY=VALUE``, in the notation of mmengine's ``DictAction``."""
     reader = argparse.ArgumentParser()
     found = argparse.Namespace(options=None)
     for pair in pairs:
@@ -76,16 +72,7 @@ def read_pairs(pairs: Iterable[str]) -> dict[str, Any]:
 
 
 def merge_options(cfg: Config, pairs: Optional[Sequence[str]]) -> None:
-    """Write options into a config.
-
-    Args:
-        cfg (Config): The config.
-        pairs (Sequence[str], optional): ``KEY=VALUE`` each. None changes nothing.
-
-    Raises:
-        UsageError: If a key can have no effect, or an entry of a list or a
-            setting below a number is named that is not there.
-    """
+    """Write options into a config."""
     options = read_pairs(pairs or ())
     if not options:
         return
@@ -103,15 +90,7 @@ def merge_options(cfg: Config, pairs: Optional[Sequence[str]]) -> None:
 
 
 def check_keys(options: Mapping[str, Any], known: Iterable[str]) -> None:
-    """See that the first part of every dotted key is known.
-
-    Args:
-        options (Mapping): Dotted key -> value.
-        known (Iterable[str]): Keys of the config, and those a Runner reads.
-
-    Raises:
-        UsageError: For a key that nobody would ever read.
-    """
+    """See that the first part of every dotted key is known."""
     known = sorted(known)
     for key, value in options.items():
         first = key.partition('.')[0]

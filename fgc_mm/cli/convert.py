@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     from ..files import check_file
     from ..nets.convert import convert_file
-    from ..runtime.config_files import existing
+    from ..runtime.checkpoints.file import existing
 
     check_file(args.dst, 'dst')
     print(f'{args.dst}: {convert_file(existing(args.src), args.dst, args.trust_checkpoint)}')

@@ -6,8 +6,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import torch
-from mmengine.dist import get_world_size, is_main_process
+from mmengine.dist import is_main_process
 from mmengine.runner import Runner
 
 from ..analysis.figures_file import point_label
@@ -16,7 +15,6 @@ from ..evaluation import GatedMACsHook, ThresholdDial, calibration_batches
 from ..evaluation import summary as report
 from ..gates import set_threshold
 from ..runtime import unwrap
-from ..tasks import main_metrics
 
 _MISSED = 0.02  # share by which a budget may be missed before that is said
 
@@ -47,8 +45,6 @@ def run(runner: Runner, args: argparse.Namespace) -> None:
     from ..analysis.tradeoff import RATIO, Row, task_metric, tradeoff_figure, write_table
 
     runner.load_or_resume()
-    if args.metric:
-        _check_metric(runner, args.metric)
     kind = 'threshold' if args.budget is None else 'budget'
     points, rows = [], []
     for setting, threshold in _thresholds(runner, args):
@@ -71,43 +67,12 @@ def run(runner: Runner, args: argparse.Namespace) -> None:
     print(f'written: {target}, the table as .csv and .md, and the plot as .png and .svg')
 
 
-def _check_metric(runner: Runner, name: str) -> None:
-    """Refuse a metric that the task does not have, after one batch and not after a whole test.
-
-    Where a batch does not tell, as one without any detection, the test will.
-    """
-    from ..analysis.tradeoff import task_metric
-
-    evaluator = runner.test_loop.evaluator  # type: ignore[attr-defined]
-    if hasattr(evaluator, 'dataset_prefixes'):  # several datasets, of which a batch is no part
-        return
-    hook = _macs_hook(runner)
-    hook.before_test(runner)
-    try:
-        batch = next(iter(runner.test_dataloader))
-        runner.model.eval()
-        with torch.no_grad():
-            outputs = runner.model.test_step(batch)  # type: ignore[operator]
-        evaluator.process(data_samples=outputs, data_batch=batch)
-        metrics = report.add_derived(evaluator.evaluate(len(outputs) * get_world_size()))
-    finally:
-        hook.after_test(runner)
-    if not set(main_metrics(rising=True)) & set(metrics):
-        return
-    with in_context('--metric'):
-        task_metric([metrics], name)
-
-
-def _macs_hook(runner: Runner) -> GatedMACsHook:
-    return next(hook for hook in runner.hooks if isinstance(hook, GatedMACsHook))
-
-
 def _thresholds(runner: Runner, args: argparse.Namespace) -> list[tuple[float, float]]:
     """Pairs of what was asked for and its threshold."""
     if args.budget is None:
         return [(threshold, threshold) for threshold in args.threshold]
     set_threshold(unwrap(runner.model), 0.5)  # says so if there are no gates
-    hook = _macs_hook(runner)
+    hook = next(hook for hook in runner.hooks if isinstance(hook, GatedMACsHook))
     with in_context(f'--calibration {args.calibration}'):
         batches = calibration_batches(runner, args.calibration, args.calibration_images or None)
         runner.model.eval()

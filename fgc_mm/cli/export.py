@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> None:
     from ..files import check_file, write_files
     from ..inference import export_checkpoint
     from ..runtime import launch
-    from ..runtime.config_files import existing
+    from ..runtime.checkpoints.file import existing
     from ..versions import __version__
     from .config import load_config
 

@@ -49,7 +49,7 @@ def print_table(rows: list) -> None:
 def run(args: argparse.Namespace) -> None:
     from ..files import check_folder
     from ..inference import pictures
-    from ..runtime.config_files import existing
+    from ..runtime.checkpoints.file import existing
     from .config import load_config
 
     cfg = load_config(args)

@@ -54,12 +54,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> None:
-    """Run a subcommand and end the process.
-
-    Args:
-        argv (Sequence[str], optional): Its name and arguments. Defaults to None, those
-            of the process.
-    """
+    """Run a subcommand and end the process."""
     argv = sys.argv[1:] if argv is None else argv
     parser = build_parser()
     argcomplete.autocomplete(parser)

@@ -23,8 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     from ..files import check_file
-    from ..runtime.config_files import existing
-    from ..runtime.publish import publish
+    from ..runtime.checkpoints.file import existing
+    from ..runtime.checkpoints.publish import publish
 
     check_file(args.out, 'out')
     final = publish(existing(args.checkpoint), args.out, args.no_ema)

@@ -15,7 +15,7 @@ import torch.distributed as torch_dist
 
 from ..errors import DataError, FgcError, RunError
 from ..runtime.messages import explained, sentence
-from ..runtime.safe_loading import guarded_loading
+from ..runtime.untrusted.loading import guarded_loading
 
 
 def run(main: Callable[[], Any], subject: Optional[str] = None, trust: bool = False) -> None:

@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> None:
     from ..files import check_folder, write_files
     from ..inference import format_slim_report, slim_checkpoint
     from ..runtime import launch
-    from ..runtime.config_files import existing
+    from ..runtime.checkpoints.file import existing
     from .config import load_config
 
     if not 0 <= args.tolerance < 1:

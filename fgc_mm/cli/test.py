@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> None:
     from ..files import check_file, check_folder
     from ..inference import add_sparse_hook, has_gated_backbone
     from ..runtime import launch
-    from ..runtime.config_files import existing
+    from ..runtime.checkpoints.file import existing
     from . import dial
     from .config import load_config
 

@@ -31,7 +31,7 @@ def _merge(cfg: Any, args: argparse.Namespace) -> None:
     import torch
 
     from ..errors import UsageError
-    from ..runtime.resume_point import go_on
+    from ..runtime.checkpoints.resume_point import go_on
 
     if args.amp:
         if not torch.cuda.is_available():

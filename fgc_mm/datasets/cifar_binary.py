@@ -66,17 +66,7 @@ _VARIANTS = {
 def find_cifar_files(
     data_root: Union[str, os.PathLike], split: str = 'train', variant: str = 'cifar10'
 ) -> list[Path]:
-    """The binary files of a split, in order.
-
-    Args:
-        data_root (str | os.PathLike): The folder of the ``.bin`` files, or the
-            folder into which the archive was unpacked.
-        split (str): ``'train'`` or ``'test'``. Defaults to ``'train'``.
-        variant (str): ``'cifar10'`` or ``'cifar100'``. Defaults to ``'cifar10'``.
-
-    Raises:
-        FileNotFoundError: If there is none.
-    """
+    """The binary files of a split, in order."""
     spec, root = _VARIANTS[variant], Path(data_root)
     for folder in (root, root / spec.folder):
         found = {}
@@ -144,11 +134,7 @@ class CIFARBinary(BaseDataset):
         return data_list
 
     def get_cat_ids(self, idx: int) -> list[int]:
-        """Class of one picture, as mmengine's ``ClassBalancedDataset`` asks for it.
-
-        Args:
-            idx (int): Index of the picture.
-        """
+        """Class of one picture, as mmengine's ``ClassBalancedDataset`` asks for it."""
         return [int(self.get_data_info(idx)['gt_label'])]
 
     def _read(self, path: Path) -> list[dict]:

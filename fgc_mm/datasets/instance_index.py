@@ -58,18 +58,6 @@ def install_instance_index(loader: DataLoader, loop: Any = None) -> InstanceInde
 
     Call it before the first item is loaded; it may be called again. Workers that
     have started already are started anew.
-
-    Args:
-        loader (DataLoader): The loader, its dataset built.
-        loop (BaseLoop, optional): The train loop, which may have started
-            workers. Defaults to None.
-
-    Returns:
-        InstanceIndex: How many instances there are, and their labels.
-
-    Raises:
-        UsageError: If a dataset is of a kind that cannot be indexed.
-        UsageError: If an augmentation mixes several pictures.
     """
     refuse_mixing(loader.dataset)
     if hasattr(loader.dataset, 'full_init'):
@@ -97,9 +85,6 @@ def install_instance_index(loader: DataLoader, loop: Any = None) -> InstanceInde
 
 def count_instances(dataset: Any) -> int:
     """How many different pictures a training set has.
-
-    Args:
-        dataset (Dataset): The training set, with its wrappers.
 
     Returns:
         int: N as in :class:`InstanceIndex`; for a dataset whose items cannot be
@@ -159,7 +144,8 @@ def _leaves(dataset: Any) -> list[Any]:
 
 
 def children_of(dataset: Any) -> list[Any]:
-    attributes = vars(dataset)
+    """The datasets that a wrapper holds; none of one that is no wrapper."""
+    attributes = getattr(dataset, '__dict__', {})
     if isinstance(attributes.get('datasets'), (list, tuple)):
         return list(attributes['datasets'])
     return [attributes[key] for key in ('dataset', '_dataset') if key in attributes]
@@ -220,14 +206,6 @@ def refuse_mixing(dataset: Any, data_preprocessor: Any = None) -> None:
     """Raise if an item of the dataset or a batch of the model is made of several pictures.
 
     Such an item is no instance: there is no row of a bank it belongs to.
-
-    Args:
-        dataset (Dataset): The training set.
-        data_preprocessor (nn.Module, optional): That of the model, which may
-            mix a batch. Defaults to None.
-
-    Raises:
-        UsageError: Naming what mixes, and where it stands.
     """
     for where, name in _mixing(dataset, data_preprocessor):
         raise UsageError(
@@ -254,7 +232,7 @@ def _mixing_datasets(dataset: Any) -> Iterator[tuple[str, str]]:
                 yield f'the pipeline of {name}', type(transform).__name__
         if not hasattr(type(dataset), 'prepare_data'):
             yield 'the training set', f'the wrapper {name} with a pipeline of its own'
-    for child in children_of(dataset) if attributes else ():
+    for child in children_of(dataset):
         yield from _mixing_datasets(child)
 
 

@@ -39,14 +39,6 @@ def check_dataset_paths(
     picture is checked to have its annotation, by listing folders, not by opening
     files. Of a dataset class that is not known only ``data_root`` is looked at,
     and nothing of one that downloads its data or reads it from a remote store.
-
-    Args:
-        cfg (Config | Mapping): A config with ``<split>_dataloader`` entries.
-        splits (Sequence[str]): Whose data. Defaults to all three.
-
-    Raises:
-        DataError: If something is missing; it names the config keys, the
-            path and the next step.
     """
     problems: dict[str, _Problem] = {}
     for split in splits:
@@ -201,11 +193,11 @@ def _check_cifar(dataset: Mapping, cls: Any) -> Optional[_Problem]:
 
 def _check_voc(dataset: Mapping, cls: Any) -> Optional[_Problem]:
     """Every id of the image set has its picture and its annotation."""
-    problem = _missing_named(dataset)
-    if problem is not None or not dataset.get('ann_file') or '://' in dataset['ann_file']:
+    problem, listed = _missing_named(dataset), dataset.get('ann_file')
+    if problem is not None or not listed or '://' in listed:
         return problem
     prefix = (dataset.get('data_prefix') or {}).get('sub_data_root', '')
-    names = _listed(dataset, dataset['ann_file'])
+    names = _listed(dataset, listed)
     if isinstance(names, _Problem):
         return names
     for key, suffix in (('img_subdir', '.jpg'), ('ann_subdir', '.xml')):
@@ -217,14 +209,9 @@ def _check_voc(dataset: Mapping, cls: Any) -> Optional[_Problem]:
         folder = os.path.join(resolve_path(dataset, prefix), subdir)
         if not os.path.isdir(folder):
             return _missing('data_prefix.sub_data_root', prefix, folder)
-        lacking = _lacking(folder, names, suffix)
-        if lacking and dataset.get('indices') is None:
-            return _Problem(
-                f'ann_file={dataset["ann_file"]!r} lists {len(names)} images, but {len(lacking)} '
-                f'of them, {lacking[0]!r} first, have no {suffix} file in '
-                f'{os.path.abspath(folder)}',
-                'The dataset is incomplete: unpack its archives again.',
-            )
+        problem = _incomplete(f'ann_file={listed!r}', names, folder, suffix)
+        if problem is not None and dataset.get('indices') is None:
+            return problem
     return None
 
 
@@ -234,35 +221,55 @@ def _check_segmentation(dataset: Mapping, cls: Any) -> Optional[_Problem]:
     prefix = dataset.get('data_prefix')
     if problem is not None or not isinstance(prefix, Mapping) or dataset.get('indices') is not None:
         return problem
-    image_suffix = dataset.get('img_suffix') or _default(cls, 'img_suffix')
-    label_suffix = dataset.get('seg_map_suffix') or _default(cls, 'seg_map_suffix')
-    if image_suffix is None or label_suffix is None:
+    suffix, label_suffix = (
+        dataset.get(key) or _default(cls, key) for key in ('img_suffix', 'seg_map_suffix')
+    )
+    if suffix is None or label_suffix is None:
         return None
     images = resolve_path(dataset, prefix.get('img_path') or '')
-    ann_file = dataset.get('ann_file')
-    if ann_file and os.path.isfile(resolve_path(dataset, ann_file)):
-        listed = _listed(dataset, ann_file)
-        if isinstance(listed, _Problem):
-            return listed
-        names = [line.strip() for line in listed]
-        lacking = _lacking(images, names, image_suffix)
-        if lacking:
-            return _Problem(
-                f'ann_file={ann_file!r} lists {len(names)} images, but {len(lacking)} of them, '
-                f'{lacking[0]!r} first, have no {image_suffix} file in {os.path.abspath(images)}',
-                'The dataset is incomplete: unpack its archives again.',
-            )
+    listed = dataset.get('ann_file')
+    if listed and os.path.isfile(resolve_path(dataset, listed)):
+        names = _listed(dataset, listed)
+        if isinstance(names, _Problem):
+            return names
+        names = [name.strip() for name in names]
+        problem = _incomplete(f'ann_file={listed!r}', names, images, suffix)
+        if problem is not None:
+            return problem
     else:
-        found = [name for name in _files(images) if name.endswith(image_suffix)]
-        names = [name[: -len(image_suffix)] for name in found]
+        names = [name[: -len(suffix)] for name in _files(images) if name.endswith(suffix)]
     if not names:
         return _Problem(
             f'data_prefix.img_path={prefix.get("img_path")!r}: {os.path.abspath(images)} has no '
-            f'file that ends in {image_suffix}'
+            f'file that ends in {suffix}'
         )
-    if prefix.get('seg_map_path') is None or not _reads_annotations(dataset.get('pipeline')):
+    labels = prefix.get('seg_map_path')
+    if labels is None or not _reads_annotations(dataset.get('pipeline')):
         return None
-    return _lacking_labels(dataset, prefix['seg_map_path'], names, label_suffix)
+    key, folder = f'data_prefix.seg_map_path={labels!r}', resolve_path(dataset, labels)
+    problem = _incomplete(key, names, folder, label_suffix)
+    if problem is not None and label_suffix.endswith('_labelTrainIds.png'):
+        original = label_suffix.replace('_labelTrainIds', '_labelIds')
+        if any(os.path.exists(os.path.join(folder, name + original)) for name in names):
+            problem.remedy = (
+                'Its labels are not converted to train ids yet: run "pip install '
+                'cityscapesscripts" and "CITYSCAPES_DATASET='
+                f'{dataset.get("data_root") or "<folder>"} csCreateTrainIdLabelImgs".'
+            )
+    return problem
+
+
+def _incomplete(key: str, names: list[str], folder: str, suffix: str) -> Optional[_Problem]:
+    """A problem if a folder does not have a file for each name."""
+    there = set(_files(folder))
+    lacking = [name for name in names if name + suffix not in there]
+    if not lacking:
+        return None
+    return _Problem(
+        f'{key}: {len(lacking)} of {len(names)} images, {lacking[0]!r} first, have no {suffix} '
+        f'file in {os.path.abspath(folder)}',
+        'The dataset is incomplete: unpack its archives again.',
+    )
 
 
 def _listed(dataset: Mapping, ann_file: str) -> Union[list[str], _Problem]:
@@ -280,29 +287,6 @@ def _listed(dataset: Mapping, ann_file: str) -> Union[list[str], _Problem]:
     return names
 
 
-def _lacking_labels(
-    dataset: Mapping, seg_map_path: str, names: list[str], suffix: str
-) -> Optional[_Problem]:
-    labels = resolve_path(dataset, seg_map_path)
-    lacking = _lacking(labels, names, suffix)
-    if not lacking:
-        return None
-    remedy = 'The dataset is incomplete: unpack its archives again.'
-    if suffix.endswith('_labelTrainIds.png'):
-        original = lacking[0] + suffix.replace('_labelTrainIds', '_labelIds')
-        if os.path.exists(os.path.join(labels, original)):
-            remedy = (
-                'Its labels are not converted to train ids yet: run "pip install '
-                'cityscapesscripts" and "CITYSCAPES_DATASET='
-                f'{dataset.get("data_root") or "<folder>"} csCreateTrainIdLabelImgs".'
-            )
-    return _Problem(
-        f'data_prefix.seg_map_path={seg_map_path!r}: {len(lacking)} of {len(names)} images, '
-        f'{lacking[0]!r} first, have no {suffix} file in {os.path.abspath(labels)}',
-        remedy,
-    )
-
-
 def _files(folder: str) -> list[str]:
     """All files below a folder, relative to it, sorted."""
     found = []
@@ -310,11 +294,6 @@ def _files(folder: str) -> list[str]:
         relative = os.path.relpath(parent, folder)
         found += names if relative == '.' else [f'{relative}/{name}' for name in names]
     return sorted(name.replace(os.sep, '/') for name in found)
-
-
-def _lacking(folder: str, names: list[str], suffix: str) -> list[str]:
-    there = set(_files(folder))
-    return [name for name in names if name + suffix not in there]
 
 
 def _reads_annotations(pipeline: Any) -> bool:

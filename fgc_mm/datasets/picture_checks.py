@@ -19,15 +19,12 @@ _KEYS = ('img_path', 'seg_map_path')
 
 
 def picture_fault(path: str, strict: bool = False) -> Optional[str]:
-    """What is wrong with a picture file.
+    """What is wrong with a picture file; None if it can be read.
 
     Args:
         path (str): A file on a local disk.
         strict (bool): Whether Pillow has to read it, as mmseg reads label maps
             with; OpenCV forgives more. Defaults to False.
-
-    Returns:
-        str: The message; None if the picture can be read.
     """
     if not os.path.isfile(path):
         return f'picture {path} does not exist; the dataset is incomplete: unpack it again'
@@ -56,7 +53,7 @@ def _decodes(path: str, strict: bool) -> bool:
 def label_fault(
     sample: Any, path: str, classes: Optional[int] = None, ignored: Collection[int] = (255,)
 ) -> Optional[str]:
-    """What is wrong with the label map of a packed item.
+    """What is wrong with the label map of a packed item; None if it fits picture and classes.
 
     Args:
         sample (SegDataSample): The data sample, with its ``gt_sem_seg``.
@@ -65,9 +62,6 @@ def label_fault(
             None, not known.
         ignored (Collection[int]): Values that stand for no class.
             Defaults to (255,).
-
-    Returns:
-        str: The message; None if the labels fit the picture and the classes.
     """
     labels = sample.gt_sem_seg.data
     if labels.dim() != 3 or labels.size(0) != 1:
@@ -181,8 +175,7 @@ def name_broken_pictures(dataset: Any, ignored: Collection[int] = (255,)) -> Non
         ignored (Collection[int]): Values of label maps that stand for no class.
             Defaults to (255,).
     """
-    attributes = getattr(dataset, '__dict__', {})
-    pipeline = attributes.get('pipeline')
+    pipeline = getattr(dataset, '__dict__', {}).get('pipeline')
     if callable(pipeline) and not isinstance(pipeline, NamingPipeline):
         labels = None
         if task_of_dataset(dataset).label_maps:
@@ -192,7 +185,7 @@ def name_broken_pictures(dataset: Any, ignored: Collection[int] = (255,)) -> Non
         voc = any(file_format(base) == 'voc' for base in type(dataset).__mro__)
         boxes = voc and not getattr(dataset, 'test_mode', False)
         dataset.pipeline = NamingPipeline(pipeline, labels, boxes)
-    for child in children_of(dataset) if attributes else ():
+    for child in children_of(dataset):
         name_broken_pictures(child, ignored)
 
 

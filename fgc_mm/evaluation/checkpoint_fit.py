@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -45,7 +44,7 @@ def check_fit(model: nn.Module, checkpoint: Mapping[str, Any], name: str) -> Non
         found = type(checkpoint if state is None else state).__name__
         raise CheckpointError(f'checkpoint {name} holds no weights but a {found}')
     given = {
-        re.sub(r'^module\.', '', key): value.shape
+        key.removeprefix('module.'): value.shape
         for key, value in state.items()
         if isinstance(value, Tensor) and _counts(key)
     }
@@ -90,6 +89,10 @@ class CheckpointFitHook(Hook):
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.keys: set[str] = set()
+        """What the checkpoint has."""
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         check_fit(runner.model, checkpoint, self.name)
+        weights = checkpoint.get('state_dict', checkpoint)
+        self.keys = {key.removeprefix('module.') for key in weights}

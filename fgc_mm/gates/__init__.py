@@ -1,6 +1,7 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
 from .base import Gate
 from .bin_concrete import BinConcreteGate
+from .build import build_gate, check_gate
 from .fbs import FBSGate
 from .record import GateRecord
 from .site import GateSite
@@ -9,6 +10,7 @@ from .utils import (
     force_gates,
     gated_blocks,
     match_blocks,
+    records_of,
     select_blocks,
     set_threshold,
 )
@@ -19,10 +21,13 @@ __all__ = [
     'Gate',
     'GateRecord',
     'GateSite',
+    'build_gate',
+    'check_gate',
     'find_gates',
     'force_gates',
     'gated_blocks',
     'match_blocks',
+    'records_of',
     'select_blocks',
     'set_threshold',
 ]

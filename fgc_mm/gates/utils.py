@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..errors import UsageError
 from .base import Gate
+from .record import GateRecord
 
 Layers = Union[str, int, Sequence[Union[str, int]]]
 
@@ -26,6 +27,27 @@ def find_gates(model: nn.Module) -> dict[str, Gate]:
         dict[str, Gate]: Name as in ``model.named_modules()`` -> gate.
     """
     return {name: module for name, module in model.named_modules() if isinstance(module, Gate)}
+
+
+def records_of(gates: Mapping[str, Gate]) -> dict[str, GateRecord]:
+    """What gates decided in this forward pass, B rows each.
+
+    Gates behind the last output of a network (``out_indices``) do not run; they decide nothing
+    and have no loss.
+
+    Args:
+        gates (Mapping[str, Gate]): Name -> gate.
+
+    Raises:
+        RuntimeError: If none has decided, because the pass went past them.
+    """
+    records = {name: gate.record for name, gate in gates.items() if gate.record is not None}
+    if not records:
+        raise RuntimeError(
+            f'none of the {len(gates)} gates ran in this forward pass, the first is '
+            f'{next(iter(gates))!r}; run the gated network before a loss on its gates'
+        )
+    return records
 
 
 def gated_blocks(model: nn.Module) -> dict[str, list[tuple[str, Gate]]]:

@@ -1,11 +1,17 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
 from .base import GatedBackbone
-from .block import GatedBlock, build_gate
+from .block import GatedBlock
 from .gated import Gated
-from .mobilenet_v2 import GatedMobileNetV2
-from .resnet import GatedResNet, GatedResNetV1c, GatedResNetV1d
-from .resnet_cifar import GatedResNetCifar
-from .wide_resnet import GatedWideResNet
+from .names import (
+    GatedMobileNetV2,
+    GatedResNet,
+    GatedResNetCifar,
+    GatedResNetV1c,
+    GatedResNetV1d,
+    GatedWideResNet,
+)
+from .resnet_cifar import ResNetCifar
+from .wide_resnet import WideResNet
 
 __all__ = [
     'Gated',
@@ -17,5 +23,6 @@ __all__ = [
     'GatedResNetV1c',
     'GatedResNetV1d',
     'GatedWideResNet',
-    'build_gate',
+    'ResNetCifar',
+    'WideResNet',
 ]

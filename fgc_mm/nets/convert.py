@@ -8,11 +8,13 @@ from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Optional, Union
 
 import torch
-from mmengine.registry import MODELS
+from mmengine.registry import MODELS, Registry
 from torch import Tensor
 
 from ..errors import CheckpointError, UsageError, in_context
@@ -29,8 +31,14 @@ _CIFAR = (
     (r'linear\.(weight|bias)', r'head.fc.\1'),
 )
 _CIFAR_GATES = (
-    (r'(layer[1-3]\.\d+)\.gate\.mlp\.(fc[12]\.(?:weight|bias))', r'backbone.\1.gate1.\2'),
-    (rf'(layer[1-3]\.\d+)\.gate\.mlp\.bn\.({_NORM})', r'backbone.\1.gate1.norm.\2'),
+    (
+        r'(layer[1-3])\.(\d+)\.gate\.mlp\.(fc[12]\.(?:weight|bias))',
+        r'backbone.gates.\1-\2-conv1.\3',
+    ),
+    (
+        rf'(layer[1-3])\.(\d+)\.gate\.mlp\.bn\.({_NORM})',
+        r'backbone.gates.\1-\2-conv1.norm.\3',
+    ),
     # The banks of the coupling: one row per training picture, of no use without
     # the order of those pictures.
     (r'layer[1-3]\.\d+\.gate\.(?:gate_mb|feat_mb)\.(?:memory|params)', None),
@@ -148,7 +156,7 @@ def convert_state_dict(checkpoint: Mapping) -> Conversion:
             else:
                 new_key = match.expand(target)
                 # The authors' gates are 1x1 convolutions over a 1x1 map.
-                linear = '.gate1.fc' in new_key and value.dim() == 4
+                linear = '.gates.' in new_key and '.fc' in new_key and value.dim() == 4
                 converted[new_key] = value.flatten(1) if linear else value
             break
         else:
@@ -265,15 +273,24 @@ def _backbone_of(source: str, state_dict: Mapping[str, Tensor]) -> dict:
     if depth is None:
         raise CheckpointError(f'The stages have {blocks} blocks, but should have {choices}')
     if source == 'fgc_cifar':
-        hidden = [v.size(0) for k, v in state_dict.items() if k.endswith('.gate1.fc1.weight')]
+        hidden = [v.size(0) for k, v in state_dict.items() if k.endswith('-conv1.fc1.weight')]
         backbone['gate'] = dict(type='BinConcreteGate', hidden=hidden[0])
     return backbone
+
+
+def _registry(kind: str) -> Registry:
+    """Any that can build a backbone: a ResNet has the same names in all packages."""
+    scope = next((s for s in ('mmpretrain', 'mmdet', 'mmseg') if find_spec(s)), None)
+    if scope is None or kind == 'GatedResNetCifar':
+        return MODELS
+    import_module(f'{scope}.registry')
+    return MODELS.children[scope]
 
 
 def _check(backbone: dict, state_dict: Mapping[str, Tensor]) -> None:
     """Compare names and shapes with the backbone."""
     with torch.random.fork_rng(devices=[]):
-        model = MODELS.build(dict(backbone))
+        model = _registry(backbone['type']).build(dict(backbone))
     wanted = {f'backbone.{key}': tuple(v.shape) for key, v in model.state_dict().items()}
     given = {k: tuple(v.shape) for k, v in state_dict.items() if k.startswith('backbone.')}
     # Files older than PyTorch 0.4.1 have no such counters.

@@ -4,16 +4,21 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Optional
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Optional, Union
 
 import torch
 import torch.nn as nn
-from mmengine.registry import MODELS, DefaultScope, Registry
+from mmengine.registry import MODELS, Registry
 
 from ..errors import UsageError
+from ..gates import check_gate
 from ..sites.choose import Choice
+from ..sites.gate import DEFAULT_GATE, narrowed
 from ..sites.gate import gate as gate_network
 from ..sites.recorder import ExampleError
+from .scopes import registry_of
+from .weights import watch_weights
 
 _SIZES = (64, 224)
 """Sides of the pictures a network is tried on if its config names none."""
@@ -22,8 +27,10 @@ _SIZES = (64, 224)
 @MODELS.register_module()
 def Gated(
     backbone: dict,
-    gate: Optional[dict] = None,
+    gate: Optional[dict] = DEFAULT_GATE,
     sites: Choice = 'all',
+    gated_convs: Union[str, Sequence[str], None] = None,
+    widths: Optional[Mapping[str, int]] = None,
     example: Optional[tuple[int, int, int]] = None,
     gates_follow_freeze: bool = False,
     **kwargs: Any,
@@ -35,14 +42,18 @@ def Gated(
 
     Args:
         backbone (dict): Config of the backbone.
-        gate (dict, optional): Config of the gates. Defaults to None, a
-            ``BinConcreteGate`` with layer norm.
+        gate (dict, optional): Config of the gates; None builds the network without any. Defaults to
+            a ``BinConcreteGate`` with layer norm.
         sites (str | int | Sequence): ``'all'`` but the stem, ``'last_stage'``, ``'stem'``, names of
             sites, blocks or stages, numbers of blocks, or a list of those. Defaults to 'all'.
+        gated_convs (str | Sequence[str], optional): Of these only the sites of layers called so,
+            ``'conv2'`` in every block or ``'layer1.0.conv2'`` in one. Defaults to None, every one.
+        widths (dict, optional): Channels that are left of single sites, such as
+            ``{'layer1.0.conv1': 37}``. Defaults to None.
         example (tuple, optional): Channels, height and width of a picture it runs on. Defaults
             to None: ``in_channels`` of its config, and 64 x 64 or 224 x 224.
-        gates_follow_freeze (bool): Apply the backbone's ``norm_eval`` to gates as well. Defaults to
-            False: gates learn.
+        gates_follow_freeze (bool): Apply the backbone's ``frozen_stages`` and ``norm_eval`` to
+            gates as well. Defaults to False: gates learn.
         **kwargs: Handed on to the backbone; mmseg sets ``pretrained`` there.
 
     Returns:
@@ -55,37 +66,77 @@ def Gated(
         raise UsageError(
             f"Gated: backbone={backbone!r} must be a config such as dict(type='ResNet', depth=50)"
         )
-    network = _registry_of(backbone).build({**copy.deepcopy(backbone), **kwargs})
+    return build_gated(
+        {**backbone, **kwargs},
+        registry_of(backbone['type'], 'Gated'),
+        gate,
+        sites,
+        gated_convs,
+        widths,
+        example,
+        gates_follow_freeze,
+    )
+
+
+def build_gated(
+    backbone: dict,
+    registry: Registry,
+    gate: Optional[dict],
+    sites: Choice = 'all',
+    gated_convs: Union[str, Sequence[str], None] = None,
+    widths: Optional[Mapping[str, int]] = None,
+    example: Optional[tuple[int, int, int]] = None,
+    gates_follow_freeze: bool = False,
+    key: str = 'sites',
+    within_blocks: bool = False,
+    name: Optional[str] = None,
+    change: Optional[Callable[[nn.Module], None]] = None,
+) -> nn.Module:
+    """Build a backbone and gate it: what :func:`Gated` and the names of families share.
+
+    Args:
+        backbone (dict): Config of the backbone.
+        registry (Registry): Where its type is registered.
+        gate (dict, optional): See :func:`Gated`, as for all up to ``gates_follow_freeze``.
+        sites (str | int | Sequence): Defaults to 'all'.
+        gated_convs (str | Sequence[str], optional): Defaults to None.
+        widths (dict, optional): Defaults to None.
+        example (tuple, optional): Defaults to None.
+        gates_follow_freeze (bool): Defaults to False.
+        key (str): What ``sites`` is called for the user. Defaults to 'sites'.
+        within_blocks (bool): Leave what one block hands to the next to itself. Defaults to False.
+        name (str, optional): The name it is known by, if that stands for one network: weights
+            of another are refused. Defaults to None.
+        change (Callable, optional): What else is done to the network. Defaults to None.
+    """
+    if gate is not None:
+        check_gate(gate)
+    network = registry.build(copy.deepcopy(backbone))
+    if change is not None:
+        change(network)
+    watch_weights(network, name)
+    if gate is None and not widths:
+        return network
     channels = backbone.get('in_channels', 3)
     shapes = [example] if example else [(channels, size, size) for size in _SIZES]
+    convs = [gated_convs] if isinstance(gated_convs, str) else gated_convs
     for shape in shapes:
         try:
+            if gate is None:
+                return narrowed(network, widths or {}, torch.zeros(1, *shape))
             return gate_network(
-                network, torch.rand(1, *shape), gate, sites, follow_norm_eval=gates_follow_freeze
+                network,
+                torch.zeros(1, *shape),
+                gate,
+                sites,
+                follow_freeze=gates_follow_freeze,
+                convs=None if convs == ['all'] else convs,
+                key=key,
+                within_blocks=within_blocks,
+                widths=widths,
             )
         except ExampleError as error:
             last = error
     raise UsageError(
-        f'{last}; in a config: Gated(example=(channels, height, width), ...)'
+        f'{last}; in a config: {name or "Gated"}(example=(channels, height, width), ...)'
     ) from last
-
-
-def _registry_of(cfg: dict) -> Registry:
-    """Where the type of a config is registered.
-
-    A runner sets the scope of its config. Without one the packages that are imported are asked.
-    """
-    kind = cfg['type']
-    if not isinstance(kind, str) or '.' in kind or DefaultScope.get_current_instance() is not None:
-        return MODELS
-    if kind in MODELS.module_dict:
-        return MODELS
-    owners = [child for child in MODELS.children.values() if kind in child.module_dict]
-    if len(owners) == 1:
-        return owners[0]
-    found = ', '.join(f'{owner.scope}.{kind}' for owner in owners)
-    raise UsageError(
-        f'Gated: {kind!r} is in {len(owners)} of the imported packages'
-        + (f' ({found}); write one of these' if owners else '; write its package in front')
-        + ", as in dict(type='mmdet.ResNet'), or set default_scope"
-    )

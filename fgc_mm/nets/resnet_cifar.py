@@ -1,25 +1,27 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
-"""The small ResNets for 32 x 32 pictures."""
+"""The small ResNets for 32 x 32 pictures, as plain networks."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, Optional
+from typing import Any, ClassVar, Optional, Union
 
 import torch.nn as nn
 import torch.nn.functional as F
+import torch.utils.checkpoint as cp
 from mmcv.cnn import build_conv_layer, build_norm_layer
-from mmengine.model import Sequential
+from mmengine.model import BaseModule, Sequential
 from mmengine.registry import MODELS
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import UsageError
-from .base import GatedBackbone
-from .block import GatedBlock, PlainLayer, RunLayer
+
+InitCfg = Union[dict, Sequence[dict], None]
 
 
-class CifarBlock(GatedBlock):
+class CifarBlock(BaseModule):
     """Two 3x3 convolutions around a shortcut without parameters.
 
     Where the shape changes, the shortcut takes every ``stride``-th pixel and
@@ -29,10 +31,6 @@ class CifarBlock(GatedBlock):
         in_channels (int): Channels of the block input.
         channels (int): Channels of both convolutions.
         stride (int): Stride of the first. Defaults to 1.
-        gate (dict, optional): Config of the gate after ``conv1``, None for no
-            gate. Defaults to None.
-        width (int, optional): Channels between the convolutions. Defaults to
-            None, the same as ``channels``.
         conv_cfg (dict, optional): Config of the convolutions. Defaults to None.
         norm_cfg (dict): Config of the norms. Defaults to ``dict(type='BN')``.
         with_cp (bool): Checkpoint the block. Defaults to False.
@@ -43,26 +41,23 @@ class CifarBlock(GatedBlock):
         in_channels: int,
         channels: int,
         stride: int = 1,
-        gate: Optional[dict] = None,
-        width: Optional[int] = None,
         conv_cfg: Optional[dict] = None,
         norm_cfg: dict = dict(type='BN'),
         with_cp: bool = False,
     ) -> None:
-        super().__init__(with_cp=with_cp)
-        width = channels if width is None else width
+        super().__init__()
+        self.with_cp = with_cp
         self.stride = stride
         self.extra_channels = channels - in_channels
-        self.norm1_name, norm1 = build_norm_layer(norm_cfg, width, postfix=1)
+        self.norm1_name, norm1 = build_norm_layer(norm_cfg, channels, postfix=1)
         self.norm2_name, norm2 = build_norm_layer(norm_cfg, channels, postfix=2)
         self.conv1 = build_conv_layer(
-            conv_cfg, in_channels, width, 3, stride=stride, padding=1, bias=False
+            conv_cfg, in_channels, channels, 3, stride=stride, padding=1, bias=False
         )
         self.add_module(self.norm1_name, norm1)
-        self.conv2 = build_conv_layer(conv_cfg, width, channels, 3, padding=1, bias=False)
+        self.conv2 = build_conv_layer(conv_cfg, channels, channels, 3, padding=1, bias=False)
         self.add_module(self.norm2_name, norm2)
         self.relu = nn.ReLU(inplace=True)
-        self.add_gate('gate1', gate, in_channels, width, ['conv1'], ['conv2'], [self.norm1_name])
 
     def shortcut(self, x: Tensor) -> Tensor:
         """The input in the shape of the output."""
@@ -73,22 +68,24 @@ class CifarBlock(GatedBlock):
             x = F.pad(x, (0, 0, 0, 0, before, self.extra_channels - before))
         return x
 
-    def body(self, x: Tensor, layer: RunLayer) -> Tensor:
-        """The block under the masks of its gates."""
-        out = layer(x, 'conv1', self.norm1_name, self.relu, 'gate1')
-        out = layer(out, 'conv2', self.norm2_name)
+    def body(self, x: Tensor) -> Tensor:
+        """The block."""
+        out = self.relu(getattr(self, self.norm1_name)(self.conv1(x)))
+        out = getattr(self, self.norm2_name)(self.conv2(out))
         return self.relu(out + self.shortcut(x))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.run_gated(self.body, x)
+        """Run the block, checkpointed if asked for."""
+        if self.with_cp and x.requires_grad:
+            return cp.checkpoint(self.body, x, use_reentrant=False)
+        return self.body(x)
 
 
-class CifarBackbone(GatedBackbone):
+class CifarBackbone(BaseModule):
     """Three stages of equally many blocks at strides 1, 2, 2; no pooling.
 
-    A subclass hands over the widths and implements :meth:`make_stem`,
-    :meth:`make_block` and, if need be, :meth:`forward_stem` and
-    :meth:`finish`.
+    A subclass hands over the widths and implements :meth:`make_block` and, if need be,
+    :meth:`forward_stem`, :meth:`finish` and :meth:`frozen_modules`.
 
     Args:
         blocks (int): Blocks of each stage.
@@ -97,8 +94,12 @@ class CifarBackbone(GatedBackbone):
         out_indices (Sequence[int]): Stages whose output is returned.
             Defaults to ``(2, )``.
         conv_cfg (dict, optional): Config of the convolutions. Defaults to None.
-        norm_cfg (dict): Config of the norms. Defaults to ``dict(type='BN')``.
-        kwargs: See :class:`GatedBackbone`.
+        frozen_stages (int): Stem (0) and stages up to this number are frozen,
+            -1 freezes nothing. Defaults to -1.
+        norm_eval (bool): Keep batch norm in evaluation mode while training.
+            Defaults to False.
+        init_cfg (dict | list[dict], optional): Initialization config.
+            Defaults to None, which is Kaiming's for the convolutions.
     """
 
     stages: ClassVar[tuple[str, ...]] = ('layer1', 'layer2', 'layer3')
@@ -110,53 +111,41 @@ class CifarBackbone(GatedBackbone):
         in_channels: int = 3,
         out_indices: Sequence[int] = (2,),
         conv_cfg: Optional[dict] = None,
-        norm_cfg: dict = dict(type='BN'),
-        **kwargs: Any,
+        frozen_stages: int = -1,
+        norm_eval: bool = False,
+        init_cfg: InitCfg = None,
     ) -> None:
-        super().__init__(**kwargs)
+        usual = [
+            dict(type='Kaiming', layer='Conv2d'),
+            dict(type='Constant', val=1, layer=['_BatchNorm', 'GroupNorm']),
+        ]
+        super().__init__(init_cfg=init_cfg or usual)
         name, count = type(self).__name__, len(self.stages)
         if not out_indices or any(index not in range(count) for index in out_indices):
             raise UsageError(f'{name}: out_indices={out_indices} must be some of (0, 1, 2)')
-        if self.frozen_stages not in range(-1, count + 1):
+        if frozen_stages not in range(-1, count + 1):
             raise UsageError(
-                f'{name}: frozen_stages={self.frozen_stages} must be from -1 (none) to {count}'
+                f'{name}: frozen_stages={frozen_stages} must be from -1 (none) to {count}'
             )
         self.out_indices = tuple(out_indices)
-        self.conv_cfg = conv_cfg
-        self.norm_cfg = norm_cfg
-        self.set_blocks([f'{stage}.{i}' for stage in self.stages for i in range(blocks)])
-        self.make_stem(in_channels, channels[0])
+        self.frozen_stages = frozen_stages
+        self.norm_eval = norm_eval
+        self.make_stem(in_channels, channels[0], conv_cfg)
         width = channels[0]
         for stage, stage_width, stride in zip(self.stages, channels[1:], (1, 2, 2), strict=True):
             layer = []
             for i in range(blocks):
-                block = self.make_block(
-                    width,
-                    stage_width,
-                    stride if i == 0 else 1,
-                    gate=self.gate_of(f'{stage}.{i}'),
-                    width=self.width_of(f'{stage}.{i}'),
-                )
-                layer.append(block)
+                layer.append(self.make_block(width, stage_width, stride if i == 0 else 1))
                 width = stage_width
             self.add_module(stage, Sequential(*layer))
         self.feat_dim = width
 
-    def make_stem(self, in_channels: int, channels: int) -> None:
+    def make_stem(self, in_channels: int, channels: int, conv_cfg: Optional[dict]) -> None:
         """Add what comes before the stages."""
-        self.conv1 = build_conv_layer(
-            self.conv_cfg, in_channels, channels, 3, padding=1, bias=False
-        )
+        self.conv1 = build_conv_layer(conv_cfg, in_channels, channels, 3, padding=1, bias=False)
 
     @abstractmethod
-    def make_block(
-        self,
-        in_channels: int,
-        channels: int,
-        stride: int,
-        gate: Optional[dict],
-        width: Optional[int],
-    ) -> GatedBlock:
+    def make_block(self, in_channels: int, channels: int, stride: int) -> nn.Module:
         """Build one block."""
 
     def forward_stem(self, x: Tensor) -> Tensor:
@@ -174,6 +163,21 @@ class CifarBackbone(GatedBackbone):
         for stage in self.stages[: max(self.frozen_stages, 0)]:
             yield getattr(self, stage)
 
+    def freeze(self) -> None:
+        """Apply ``frozen_stages``."""
+        for module in self.frozen_modules():
+            module.eval()
+            module.requires_grad_(False)
+
+    def train(self, mode: bool = True) -> CifarBackbone:
+        """Set the mode, but keep frozen stages and norms in evaluation mode."""
+        super().train(mode)
+        self.freeze()
+        for module in self.modules() if mode and self.norm_eval else ():
+            if isinstance(module, _BatchNorm):
+                module.eval()
+        return self
+
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Feature maps of the stages in ``out_indices``."""
         x = self.forward_stem(x)
@@ -187,14 +191,14 @@ class CifarBackbone(GatedBackbone):
 
 
 @MODELS.register_module()
-class GatedResNetCifar(CifarBackbone):
-    """ResNet-20 to 110 for CIFAR whose channels are switched per picture.
+class ResNetCifar(CifarBackbone):
+    """ResNet-20 to 110 for CIFAR.
 
     The networks of section 4.2 of `Deep Residual Learning for Image Recognition
     <https://arxiv.org/abs/1512.03385>`_ with parameter-free shortcuts; not
     mmpretrain's ``ResNet_CIFAR``, which is the large ResNet with another stem.
     Names are those of the public weights, apart from their classifier
-    ``linear``; ``tools/convert_weights.py`` converts those.
+    ``linear``; ``fgc convert`` converts those. ``GatedResNetCifar`` is the same with gates.
 
     Args:
         depth (int): 20, 32, 44, 56 or 110.
@@ -206,12 +210,13 @@ class GatedResNetCifar(CifarBackbone):
             head of 64 channels.
         conv_cfg (dict, optional): Config of the convolutions. Defaults to None.
         norm_cfg (dict): Config of the norms. Defaults to ``dict(type='BN')``.
-        kwargs: ``gate``, ``gated_blocks``, ``frozen_stages``, ``norm_eval``,
-            ``with_cp``, ``init_cfg`` and others of :class:`GatedBackbone`.
+        frozen_stages (int): See :class:`CifarBackbone`. Defaults to -1.
+        norm_eval (bool): Likewise. Defaults to False.
+        with_cp (bool): Checkpoint the blocks. Defaults to False.
+        init_cfg (dict | list[dict], optional): Initialization config. Defaults to None.
 
     Example:
-        >>> backbone = GatedResNetCifar(20, gated_blocks='last_stage')
-        >>> backbone(torch.rand(2, 3, 32, 32))[0].shape
+        >>> ResNetCifar(20)(torch.rand(2, 3, 32, 32))[0].shape
         torch.Size([2, 64, 8, 8])
     """
 
@@ -225,11 +230,16 @@ class GatedResNetCifar(CifarBackbone):
         out_indices: Sequence[int] = (2,),
         conv_cfg: Optional[dict] = None,
         norm_cfg: dict = dict(type='BN'),
-        **kwargs: Any,
+        frozen_stages: int = -1,
+        norm_eval: bool = False,
+        with_cp: bool = False,
+        init_cfg: InitCfg = None,
     ) -> None:
         if depth not in self.arch_settings:
             choices = ', '.join(map(str, self.arch_settings))
-            raise UsageError(f'GatedResNetCifar: depth={depth} must be one of {choices}')
+            raise UsageError(f'ResNetCifar: depth={depth} must be one of {choices}')
+        # Needed before nn.Module is set up: plain values only.
+        self.cfg: dict[str, Any] = dict(conv_cfg=conv_cfg, norm_cfg=norm_cfg, with_cp=with_cp)
         width = base_channels
         channels = (width, width, 2 * width, 4 * width)
         super().__init__(
@@ -238,39 +248,21 @@ class GatedResNetCifar(CifarBackbone):
             in_channels,
             out_indices,
             conv_cfg,
-            norm_cfg,
-            **kwargs,
+            frozen_stages,
+            norm_eval,
+            init_cfg,
         )
         self.depth = depth
-        self._freeze_stages()
+        self.freeze()
 
-    def make_stem(self, in_channels: int, channels: int) -> None:
-        super().make_stem(in_channels, channels)
-        self.norm1_name, norm1 = build_norm_layer(self.norm_cfg, channels, postfix=1)
+    def make_stem(self, in_channels: int, channels: int, conv_cfg: Optional[dict]) -> None:
+        super().make_stem(in_channels, channels, conv_cfg)
+        self.norm1_name, norm1 = build_norm_layer(self.cfg['norm_cfg'], channels, postfix=1)
         self.add_module(self.norm1_name, norm1)
         self.relu = nn.ReLU(inplace=True)
 
-    def make_block(
-        self,
-        in_channels: int,
-        channels: int,
-        stride: int,
-        gate: Optional[dict],
-        width: Optional[int],
-    ) -> GatedBlock:
-        return CifarBlock(
-            in_channels,
-            channels,
-            stride,
-            gate=gate,
-            width=width,
-            conv_cfg=self.conv_cfg,
-            norm_cfg=self.norm_cfg,
-            with_cp=self.with_cp,
-        )
-
-    def plain_layers(self) -> list[PlainLayer]:
-        return [PlainLayer('conv1', self.norm1_name, 'relu')]
+    def make_block(self, in_channels: int, channels: int, stride: int) -> nn.Module:
+        return CifarBlock(in_channels, channels, stride, **self.cfg)
 
     def forward_stem(self, x: Tensor) -> Tensor:
         return self.relu(getattr(self, self.norm1_name)(self.conv1(x)))

@@ -1,8 +1,8 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
-from .finite_hook import FiniteHook
+from .checkpoints.random_state_hook import RandomStateHook
+from .checkpoints.safe_checkpoint_hook import SafeCheckpointHook
 from .module_hooks import Attachments, Callback
-from .random_state_hook import RandomStateHook
-from .safe_checkpoint_hook import SafeCheckpointHook
+from .numbers.finite_hook import FiniteHook
 from .task_model import forward_argument, unwrap
 
 __all__ = [

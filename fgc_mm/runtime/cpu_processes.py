@@ -33,7 +33,7 @@ def prepare_distributed(cfg: Config) -> None:
     if missing:
         raise UsageError(
             f'--launcher {cfg.launcher}: {", ".join(missing)} not set in the environment; '
-            'start the tool with tools/dist_train.sh, torchrun, srun or mpirun'
+            'start the tool with tools/dist_train.sh, torchrun or srun'
         )
     timeout = cfg.get('env_cfg', {}).get('dist_cfg', {}).get('timeout', 1800)
     torch_dist.init_process_group('gloo', timeout=datetime.timedelta(seconds=timeout))
@@ -63,7 +63,7 @@ def _replace_sync_bn(node: Any) -> int:
 
 
 def _launcher_environment(launcher: str) -> dict[str, str]:
-    """What torch.distributed reads, from what slurm and mpi set."""
+    """What torch.distributed reads, from what slurm sets."""
     given = os.environ
     if launcher == 'slurm' and 'SLURM_PROCID' in given:
         env = dict(
@@ -76,11 +76,4 @@ def _launcher_environment(launcher: str) -> dict[str, str]:
             hosts = ['scontrol', 'show', 'hostname', given['SLURM_NODELIST']]
             env['MASTER_ADDR'] = subprocess.check_output(hosts, text=True).split()[0]
         return env
-    if launcher == 'mpi' and 'OMPI_COMM_WORLD_RANK' in given:
-        return dict(
-            RANK=given['OMPI_COMM_WORLD_RANK'],
-            WORLD_SIZE=given['OMPI_COMM_WORLD_SIZE'],
-            LOCAL_RANK=given['OMPI_COMM_WORLD_LOCAL_RANK'],
-            MASTER_PORT=given.get('MASTER_PORT', '29500'),
-        )
     return {}

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Optional
@@ -20,7 +21,7 @@ from torch.nn.modules.module import (
 
 from ..datasets import check_boxes, dataset_fault, name_broken_pictures
 from ..errors import DataError, UsageError
-from .class_fit import check_classes
+from ..tasks import TASKS
 from .messages import explained, shortened
 from .task_model import unwrap
 
@@ -37,9 +38,6 @@ class KeptConfig:
 
     The run that made the other files there had this one: it stays until the new
     run has done its first step.
-
-    Args:
-        cfg (Config): The config of the new run.
     """
 
     def __init__(self, cfg: Config) -> None:
@@ -66,9 +64,6 @@ class _FirstSteps(Hook):
 
     It is asked first of all hooks, so what another one does at the same point
     belongs to the new phase.
-
-    Args:
-        config (KeptConfig): Written once the run has begun.
     """
 
     priority = 'HIGHEST'
@@ -152,10 +147,6 @@ def watch_first_steps(runner: Runner, config: KeptConfig) -> None:
     test comes from the config or the data far more often than from the code.
     Errors of later steps pass as they are. Datasets name the file of a broken
     picture or annotation, and a checkpoint that cannot be loaded is named.
-
-    Args:
-        runner (Runner): The runner, just built.
-        config (KeptConfig): The config in the work dir before it was.
     """
     config.put_back()
     steps = _FirstSteps(config)
@@ -228,3 +219,28 @@ def _ignored(node: Any) -> Iterator[int]:
     elif isinstance(node, (list, tuple)):
         for item in node:
             yield from _ignored(item)
+
+
+def check_classes(model: nn.Module, dataset: Any, key: str) -> None:
+    """See that a model's head has an output for every class of a dataset.
+
+    Otherwise the loss fails in the first batch that has one of the others, on a
+    GPU without saying why. Region proposals and auxiliary heads may have tasks of
+    their own and are left alone, as are datasets with things and stuff.
+    """
+    metainfo = getattr(dataset, 'metainfo', None) or {}
+    classes = metainfo.get('classes')
+    if classes is None or isinstance(classes, str) or 'thing_classes' in metainfo:
+        return
+    heads = '|'.join(head for task in TASKS.values() for head in task.heads)
+    for name, module in unwrap(model).named_modules():
+        outputs = getattr(module, 'num_classes', None)
+        if not isinstance(outputs, int) or outputs >= len(classes):
+            continue
+        if not re.search(rf'(^|\.)({heads})(\.\d+)?$', name):
+            continue
+        shown = ', '.join(map(str, classes[:4])) + (', ...' if len(classes) > 4 else '')
+        raise UsageError(
+            f'model.{name}.num_classes={outputs}, but {key}.dataset has {len(classes)} classes '
+            f'({shown}); set num_classes={len(classes)} in every head'
+        )

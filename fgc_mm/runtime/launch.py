@@ -14,16 +14,16 @@ from ..datasets import check_dataset_paths, ensure_demo_data
 from ..errors import FgcError, UsageError
 from ..files import check_folder
 from ..tasks import TASKS, task_of, task_of_hook
-from .config_check import check_config
+from .checkpoints.resume_point import go_on
+from .checkpoints.safe_checkpoint_hook import DISK_FULL
+from .checkpoints.start_weights import check_start_weights
+from .checkpoints.work_dir_paths import WorkDirHook
+from .config.check import check_config
+from .config.settings import check_run_settings
 from .cpu_processes import prepare_distributed
-from .finite_hook import FiniteHook
 from .first_step import KeptConfig, watch_first_steps
 from .messages import explained
-from .resume_point import go_on
-from .run_settings import check_run_settings
-from .safe_checkpoint_hook import DISK_FULL
-from .start_weights import check_start_weights
-from .work_dir_paths import WorkDirHook
+from .numbers.finite_hook import FiniteHook
 
 
 def prepare(cfg: Config, splits: tuple[str, ...]) -> None:

@@ -28,12 +28,6 @@ def explained(what: str) -> Iterator[None]:
     """Turn whatever is raised inside into one message.
 
     With ``FGC_MM_TRACEBACK`` set in the environment errors pass as they are.
-
-    Args:
-        what (str): Subject of the message, such as 'the config cannot be built'.
-
-    Raises:
-        RunError: For any error but those of fgc_mm, which say all there is to say.
     """
     try:
         yield
@@ -47,11 +41,7 @@ def explained(what: str) -> Iterator[None]:
 
 
 def sentence(error: BaseException) -> str:
-    """What an error says; one of a data worker loses its inner traceback.
-
-    Args:
-        error (BaseException): Any error.
-    """
+    """What an error says; one of a data worker loses its inner traceback."""
     kind, text = type(error).__name__, str(error).strip()
     if isinstance(error, OSError) and error.strerror:
         return f'{error.strerror}: {error.filename}' if error.filename else error.strerror

@@ -10,11 +10,7 @@ from mmengine.model import is_model_wrapper
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The task model inside distributed wrappers.
-
-    Args:
-        model (nn.Module): ``runner.model``.
-    """
+    """The task model inside distributed wrappers."""
     while is_model_wrapper(model):
         model = model.module  # type: ignore[assignment]
     return model
@@ -25,12 +21,6 @@ def forward_argument(name: str, args: tuple, kwargs: dict, default: Any = None) 
 
     mmengine passes what the data preprocessor returns by name if it is a dict
     and by position otherwise.
-
-    Args:
-        name (str): Name of the argument.
-        args (tuple): Positional arguments of the call.
-        kwargs (dict): Named arguments of the call.
-        default (Any): What to return if it was not given. Defaults to None.
     """
     if name in kwargs:
         return kwargs[name]

@@ -10,13 +10,13 @@ import torch
 import torch.nn as nn
 import torch.utils.checkpoint as checkpoint
 from mmengine.model import BaseModule
-from mmengine.registry import MODELS
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import UsageError
-from ..gates import Gate
+from ..gates import Gate, build_gate
 from ..gates.missing_keys import report_missing
+from .layers import input_channels
 from .site import End, Site
 
 NAME = 'gates'
@@ -38,26 +38,27 @@ class Gates(BaseModule):
         gate (dict): Config of the gates, without their widths.
         follow_norm_eval (bool): Let the network put the gates' norms into evaluation as well.
             Defaults to False.
+        frozen (Sequence[str]): Names of the sites whose gates do not learn. Defaults to ().
     """
 
-    def __init__(self, sites: Sequence[Site], gate: dict, follow_norm_eval: bool = False) -> None:
+    def __init__(
+        self,
+        sites: Sequence[Site],
+        gate: dict,
+        follow_norm_eval: bool = False,
+        frozen: Sequence[str] = (),
+    ) -> None:
         super().__init__()
         self.sites = {site.name: site for site in sites}
         self.follow_norm_eval = follow_norm_eval
+        self.frozen = list(frozen)
         self.loaded = False
         for site in sites:
-            built = MODELS.build(
-                dict(gate, in_channels=site.source_channels, channels=site.channels)
-            )
-            if not isinstance(built, Gate):
-                raise UsageError(
-                    f'gate={gate!r} builds a {type(built).__name__}, which is no gate; use '
-                    "dict(type='BinConcreteGate')"
-                )
+            built = build_gate(gate, site.source_channels, site.channels)
             built.block = site.source
             self.add_module(self.name_of(site.name), built)
-        self._norms = [m for m in self.modules() if isinstance(m, _BatchNorm)]
-        self._modes_differ = any(gate.training != self.training for gate in self.children())
+            if site.name in self.frozen:
+                built.requires_grad_(False)
 
     @staticmethod
     def name_of(site: str) -> str:
@@ -67,6 +68,17 @@ class Gates(BaseModule):
     def of(self, site: str) -> Gate:
         """The gate of a site."""
         return getattr(self, self.name_of(site))
+
+    def train(self, mode: bool = True) -> Gates:
+        """Set the mode, but not that of gates which do not learn."""
+        super().train(mode)
+        for name in self.frozen:
+            self.of(name).eval()
+        return self
+
+    def forward(self, x: Any) -> Any:
+        """Nothing: a network that is a ``nn.Sequential`` runs all of its children."""
+        return x
 
     def init_weights(self) -> None:
         """The gates' own initial values, unless a checkpoint has brought others."""
@@ -110,8 +122,17 @@ class Decide:
             gate = self.gates.of(name)
             kind = type(gate).pool
             if kind not in pooled:
-                pooled[kind] = gate.pool(as_map(x, self.axis))
+                pooled[kind] = self._without_closed(gate.pool(as_map(x, self.axis)), name)
             gate.multiplier = gate(pooled[kind])
+
+    def _without_closed(self, pooled: Tensor, name: str) -> Tensor:
+        """What is closed in the input is closed for gates as well."""
+        for end in self.gates.sites[name].reads:
+            if end.module in self.gates.sites:
+                multiplier = self.gates.of(end.module).multiplier
+                if multiplier is not None:
+                    pooled = pooled * end.spread(multiplier).to(pooled.dtype)
+        return pooled
 
 
 class Mask:
@@ -240,7 +261,7 @@ class KeepModes:
 
 
 def attach(
-    network: nn.Module, sites: Sequence[Site], gate: dict, follow_norm_eval: bool = False
+    network: nn.Module, sites: Sequence[Site], gate: dict, follow_freeze: bool = False
 ) -> Gates:
     """Put gates on sites of a network.
 
@@ -248,7 +269,8 @@ def attach(
         network (nn.Module): The network; it gets a child ``gates`` and hooks on its layers.
         sites (Sequence[Site]): Some of those :func:`find_sites` found in it.
         gate (dict): Config of the gates.
-        follow_norm_eval (bool): See :class:`Gates`. Defaults to False.
+        follow_freeze (bool): Gates of layers that do not learn do not either, and the network may
+            put the gates' norms into evaluation. Defaults to False.
 
     Returns:
         Gates: The gates.
@@ -261,8 +283,24 @@ def attach(
     if hasattr(network, NAME):
         raise UsageError(f'{type(network).__name__} has something called {NAME!r} already')
     modules = dict(network.named_modules())
-    gates = Gates(sites, gate, follow_norm_eval)
+    if follow_freeze:
+        network.train(network.training)  # some freeze their stages only now
+    frozen = [site.name for site in sites if follow_freeze and not _learns(modules, site)]
+    gates = Gates(sites, gate, follow_freeze, frozen)
     gates.train(network.training)
+    connect(network, gates)
+    return gates
+
+
+def connect(network: nn.Module, gates: Gates) -> None:
+    """Make gates those of a network: its child, and hooks on its layers.
+
+    Args:
+        network (nn.Module): A network without gates.
+        gates (Gates): Gates for sites of it.
+    """
+    modules = dict(network.named_modules())
+    sites = list(gates.sites.values())
     network.add_module(NAME, gates)
     if any(getattr(part, 'with_cp', False) for part in modules.values()):
         around = NotReentrant()
@@ -287,7 +325,37 @@ def attach(
         layer.register_forward_pre_hook(Mask(gates, read, axis, width, notes), with_kwargs=True)
     if hasattr(network, 'init_weights'):
         network.init_weights = InitAfter(network)  # type: ignore[assignment]
+
+
+def disconnect(network: nn.Module) -> Gates:
+    """Take the gates off a network, which is then what it was before it had any.
+
+    Args:
+        network (nn.Module): A network with gates.
+
+    Returns:
+        Gates: The gates.
+    """
+    gates = getattr(network, NAME)
+    delattr(network, NAME)
+    network.__dict__.pop('init_weights', None)
+    for module in network.modules():
+        for hooks in (module._forward_pre_hooks, module._forward_hooks):
+            for key, hook in list(hooks.items()):
+                if isinstance(getattr(hook, '__self__', hook), _OWN):
+                    del hooks[key]
+                    module._forward_pre_hooks_with_kwargs.pop(key, None)
+                    module._forward_hooks_always_called.pop(key, None)
     return gates
+
+
+_OWN = (Decide, Mask, KeepModes, NotReentrant)
+"""What the hooks are instances of, or methods of one."""
+
+
+def _learns(modules: Mapping[str, nn.Module], site: Site) -> bool:
+    """Whether the layers that make a site's channels do."""
+    return any(p.requires_grad for end in site.producers for p in modules[end.module].parameters())
 
 
 def _first_reader(site: Site) -> str:
@@ -296,10 +364,3 @@ def _first_reader(site: Site) -> str:
         if end.index is None or set(range(site.channels)) <= set(end.index):
             return end.module
     return site.consumers[0].module
-
-
-def input_channels(layer: nn.Module) -> tuple[int, int]:
-    """Number of a layer's input channels, and where they are, from the end."""
-    if isinstance(layer, nn.Linear):
-        return layer.in_features, -1
-    return layer.in_channels, -1 - len(layer.kernel_size)  # type: ignore[arg-type, return-value]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -12,49 +13,17 @@ import numpy as np
 import torch
 import torch.nn as nn
 from torch import Tensor
-from torch.nn.utils.parametrize import is_parametrized
 from torch.utils._pytree import tree_map
 
 from ..errors import UsageError
-from .labels import Labels, NotPrivate, step
-from .recorder import LAYER, Node, Record, Ref, record_pass
-from .site import End, Refusal, Site
-from .sources import find_source
+from .factors import plain, together, with_factors
+from .flow import Escape, Flow, Follower
+from .layers import is_layer
+from .recorder import LAYER, VALUE, Record, record_pass
+from .site import End, Refusal, Scale, Site
+from .sources import Source, find_source
 
 Example = Union[Tensor, Sequence[Any], Mapping[str, Any]]
-
-# Their forward is that of torch's own, around which they pad or look for empty inputs.
-_WRAPPERS = (
-    'mmcv.cnn.bricks.wrappers',
-    'mmcv.cnn.bricks.conv2d_adaptive_padding',
-    'timm.layers.conv2d_same',
-    'timm.layers.linear',
-)
-_CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-
-
-def is_layer(module: nn.Module) -> bool:
-    """Whether a module is a convolution or linear layer, of whatever kind: one node of a record."""
-    return isinstance(module, (*_CONVS, nn.Linear))
-
-
-def layer_fault(module: nn.Module) -> Optional[str]:
-    """Why the channels of a layer cannot be switched, None if they can."""
-    kind = type(module)
-    if is_parametrized(module) or (
-        getattr(module, '_forward_pre_hooks', None)
-        and any(
-            type(hook).__module__.startswith('torch.nn.utils')
-            for hook in module._forward_pre_hooks.values()
-        )
-    ):
-        return 'its weight is computed anew in every pass'
-    own = kind.forward
-    if own in (nn.Conv1d.forward, nn.Conv2d.forward, nn.Conv3d.forward, nn.Linear.forward):
-        return None
-    if own.__module__.startswith(_WRAPPERS):
-        return None
-    return f'{kind.__name__} uses its weight in a way of its own'
 
 
 @dataclass
@@ -72,24 +41,6 @@ class Found:
     first: str = ''
 
 
-@dataclass
-class _Flow:
-    """How the channels of one call of a layer spread."""
-
-    labels: dict[int, Labels]
-    through: dict[str, np.ndarray] = field(default_factory=dict)
-    consumers: dict[str, np.ndarray] = field(default_factory=dict)
-    reads: list[tuple[int, str]] = field(default_factory=list)
-    merged: dict[int, int] = field(default_factory=dict)
-    passed: dict[int, tuple[int, ...]] = field(default_factory=dict)
-
-
-class _Escape(Exception):
-    def __init__(self, reason: str, passed: tuple[int, ...] = ()) -> None:
-        super().__init__(reason)
-        self.passed = passed
-
-
 class Finder:
     """Finds sites in the record of a pass.
 
@@ -99,13 +50,15 @@ class Finder:
     """
 
     def __init__(self, module: nn.Module, record: Record) -> None:
-        self.modules = dict(module.named_modules())
         self.record = record
-        self.readers = record.readers()
+        self.follower = Follower(module, record)
+        self.modules = self.follower.modules
         self.calls: dict[str, list[int]] = {}
         for number, node in enumerate(record.nodes):
             if node.op == LAYER:
                 self.calls.setdefault(node.module, []).append(number)
+        self._sources: dict[str, Source] = {}
+        self._followed: dict[str, tuple[Flow, np.ndarray]] = {}
 
     def find(self) -> Found:
         """Follow every layer's output."""
@@ -113,161 +66,83 @@ class Finder:
         for name in self.calls:
             try:
                 found.sites.append(self._site(name))
-            except _Escape as escape:
+            except Escape as escape:
                 found.refused.append(Refusal(name, str(escape)))
-        found.sites = _with_factors(found.sites)
+        sites, factors = with_factors(found.sites, self._followed, self.record, self._runs_after)
+        found.sites = []
+        found.refused += factors
+        for site in sites:
+            try:
+                found.sites.append(replace(site, reads=self._reads(site, sites)))
+            except Escape as escape:
+                found.refused.append(Refusal(site.name, str(escape)))
         return found
 
-    # -- one layer -----------------------------------------------------------------------
+    def shape_read(self, name: str) -> tuple[int, ...]:
+        """Shape of what a layer reads in its first call."""
+        node = self.record.nodes[self.calls[name][0]]
+        read = node.args[0] if node.args else next(iter(node.kwargs.values()))
+        return read.shape
 
     def _site(self, name: str) -> Site:
-        layer = self.modules[name]
-        fault = layer_fault(layer)
+        fault = self.follower.fault(name)
         if fault:
-            raise _Escape(fault)
+            raise Escape(fault)
+        layer = self.modules[name]
         if getattr(layer, 'groups', 1) > 1:
-            raise _Escape('it is grouped: it is switched by the layer before it')
+            raise Escape('it is grouped: it is switched by the layer before it')
         width = layer.weight.shape[0]
         if width < 2:
-            raise _Escape('it has a single channel')
-        flows = [self._follow(number) for number in self.calls[name]]
+            raise Escape('it has a single channel')
+        flows = [self.follower.follow(number) for number in self.calls[name]]
         first = flows[0]
-        for flow in flows[1:]:
-            if flow.merged != first.merged or not (
-                _same_ends(flow.consumers, first.consumers)
-                and _same_ends(flow.through, first.through)
-            ):
-                raise _Escape('its calls are read by different layers')
+        if not all(flow.ends_as(first) for flow in flows):
+            raise Escape('its calls are read by different layers')
         self._check_calls(name, first)
-        decisions = _decisions(width, first.merged)
+        for number, flow in zip(self.calls[name], flows, strict=True):
+            self._check_values(number, flow.reads)
+        decisions = first.decisions(width)
         count = int(decisions.max()) + 1
         if count < 2:
-            raise _Escape('all of its channels belong together')
-        source, channels, axis = find_source(self.record, self.modules, name, self.calls[name])
+            raise Escape('all of its channels belong together')
+        source = find_source(self.record, self.modules, name, self.calls[name])
+        self._sources[name] = source
+        self._followed[name] = first, decisions
         return Site(
-            source=source,
-            source_channels=channels,
-            producers=(_end(name, np.arange(width), decisions),),
-            through=tuple(_end(n, index, decisions) for n, index in first.through.items()),
-            consumers=tuple(_end(n, index, decisions) for n, index in first.consumers.items()),
+            source=source.module,
+            source_channels=source.given.shape[source.axis],
+            producers=(End(name, _followed(np.arange(width), decisions)),),
+            through=_ends(first.through, decisions),
+            consumers=_ends(first.consumers, decisions),
             channels=count,
-            axis=axis,
+            axis=source.axis,
             calls=len(flows),
+            scales=tuple(
+                Scale(*key, _followed(index, decisions)) for key, index in first.scales.items()
+            ),
         )
 
-    def _follow(self, number: int) -> _Flow:
-        """Follow one call; a grouped convolution on the way is passed where that is possible."""
-        stops: set[int] = set()
-        while True:
-            try:
-                return self._sweep(number, stops)
-            except _Escape as escape:
-                if not escape.passed:
-                    raise
-                stops.add(escape.passed[-1])
+    def _reads(self, site: Site, sites: Sequence[Site]) -> tuple[End, ...]:
+        """The sites whose channels a gate would read."""
+        given, reads = self._sources[site.name].given, []
+        dim = site.axis % len(given.shape)
+        for other in sites:
+            flow, decisions = self._followed[other.name]
+            if given.value not in flow.labels:
+                continue
+            met = flow.labels[given.value]
+            if any(size > 1 for d, size in enumerate(met.shape) if d != dim):
+                raise Escape(f'its gate would read {other.name} across its channels')
+            index = np.broadcast_to(met.reshape(-1), (given.shape[dim],))
+            reads.append(End(other.name, _followed(index, decisions)))
+        return tuple(reads)
 
-    def _sweep(self, number: int, stops: set[int]) -> _Flow:
-        nodes = self.record.nodes
-        start = nodes[number]
-        out = start.outputs[0]
-        axis = self._axis(start, out)
-        shape = [1] * len(out.shape)
-        shape[axis] = out.shape[axis]
-        flow = _Flow({out.value: np.arange(out.shape[axis]).reshape(shape)})
-        flow.passed[out.value] = ()
-        pending = set(self.readers.get(out.value, []))
-        if out.value in self.record.outputs:
-            raise _Escape('it is an output of the network')
-        while pending:
-            here = min(pending)
-            pending.discard(here)
-            node = nodes[here]
-            marked = [ref for ref in node.inputs() if ref.value in flow.labels]
-            passed = tuple(sorted({p for ref in marked for p in flow.passed[ref.value]}))
-            try:
-                outputs, passed = self._pass(here, node, marked, flow, stops, passed)
-            except NotPrivate as error:
-                raise _Escape(str(error), passed) from None
-            for ref, labels in zip(node.outputs, outputs, strict=True):
-                if labels is None or not np.any(labels >= 0):
-                    continue
-                if ref.value in self.record.outputs:
-                    raise _Escape('it reaches an output of the network', passed)
-                flow.labels[ref.value] = labels
-                flow.passed[ref.value] = passed
-                pending.update(self.readers.get(ref.value, []))
-        if not flow.consumers:
-            raise _Escape('no layer reads it')
-        return flow
-
-    def _axis(self, node: Node, ref: Ref) -> int:
-        if isinstance(self.modules[node.module], nn.Linear):
-            return len(ref.shape) - 1
-        return len(ref.shape) - 1 - len(self.modules[node.module].kernel_size)
-
-    def _pass(
-        self,
-        here: int,
-        node: Node,
-        marked: list[Ref],
-        flow: _Flow,
-        stops: set[int],
-        passed: tuple[int, ...],
-    ) -> tuple[list[Optional[Labels]], tuple[int, ...]]:
-        if node.op != LAYER:
-            return step(node, flow.labels, self.record.constants), passed
-        read = node.args[0] if node.args else next(iter(node.kwargs.values()))
-        if not isinstance(read, Ref) or read.value not in flow.labels or len(marked) != 1:
-            raise NotPrivate(f'{node.module} reads it beside its input')
-        layer = self.modules[node.module]
-        fault = layer_fault(layer)
-        if fault:
-            raise NotPrivate(f'{node.module} reads it, and {fault}')
-        axis = self._axis(node, read)
-        labels = flow.labels[read.value]
-        if any(size > 1 for d, size in enumerate(labels.shape) if d != axis):
-            raise NotPrivate(f'{node.module} reads it across its channels')
-        index = np.broadcast_to(labels.reshape(-1), (read.shape[axis],)).copy()
-        groups = getattr(layer, 'groups', 1)
-        if groups == 1 or here in stops:
-            if groups > 1:
-                self._merge_groups(index, groups, flow)
-            self._consume(here, node, index, flow)
-            return [None for _ in node.outputs], passed
-        grouped = index.reshape(groups, -1)
-        if np.any((grouped < 0).any(axis=1) != (grouped < 0).all(axis=1)):
-            raise _Escape(f'{node.module} mixes it with other channels in a group', (*passed, here))
-        self._merge_groups(index, groups, flow)
-        out = node.outputs[0]
-        per_group = out.shape[axis] // groups
-        index = np.repeat(grouped[:, 0], per_group)
-        if node.module in flow.through and not np.array_equal(flow.through[node.module], index):
-            raise NotPrivate(f'{node.module} reads it in two ways')
-        flow.through[node.module] = index
-        shape = [1] * len(out.shape)
-        shape[axis] = out.shape[axis]
-        return [index.reshape(shape)], (*passed, here)
-
-    def _consume(self, here: int, node: Node, index: np.ndarray, flow: _Flow) -> None:
-        known = flow.consumers.get(node.module)
-        if known is not None and not np.array_equal(known, index):
-            raise NotPrivate(f'{node.module} reads it in two ways')
-        flow.consumers[node.module] = index
-        flow.reads.append((here, node.module))
-
-    @staticmethod
-    def _merge_groups(index: np.ndarray, groups: int, flow: _Flow) -> None:
-        for row in index.reshape(groups, -1):
-            row = row[row >= 0]
-            for label in row[1:]:
-                _unite(flow.merged, int(row[0]), int(label))
-
-    def _check_calls(self, name: str, flow: _Flow) -> None:
+    def _check_calls(self, name: str, flow: Flow) -> None:
         """What is in between or behind is called once for each call of the layer."""
         times = len(self.calls[name])
         for other in (*flow.consumers, *flow.through):
             if len(self.calls[other]) != times:
-                raise _Escape(f'{other} reads it in {times} of its {len(self.calls[other])} calls')
+                raise Escape(f'{other} reads it in {times} of its {len(self.calls[other])} calls')
         if times == 1:
             return
         for other in (*flow.consumers, *flow.through):
@@ -275,77 +150,39 @@ class Finder:
             later = [*self.calls[name][1:], len(self.record.nodes)]
             for (mine, theirs), following in zip(ahead, later, strict=True):
                 if not mine < theirs < following:
-                    raise _Escape(f'{other} is called when the next decision has been made')
+                    raise Escape(f'{other} is called when the next decision has been made')
+
+    def _check_values(self, number: int, reads: list[int]) -> None:
+        """No values decide what runs in the part of the network that holds the layers.
+
+        Another picture could go another way there, on which something else reads the channels.
+        """
+        last = max(reads)
+        around = [c for c in self.record.calls if c.start <= number and last < c.end]
+        part = min(around, key=lambda call: call.end - call.start)
+        if any(self.record.nodes[n].op == VALUE for n in range(part.start, part.end)):
+            where = part.module or 'the network'
+            raise Escape(f'the forward pass of {where} depends on the values of its input')
+
+    def _runs_after(self, site: Site, other: Site) -> bool:
+        """Whether the layers of one site run after the decision of another."""
+        starts = self._sources[other.name].starts
+        ends = (*site.producers, *site.through)
+        return all(
+            len(self.calls[end.module]) == len(starts)
+            and all(a <= b for a, b in zip(starts, self.calls[end.module], strict=True))
+            for end in ends
+        )
 
 
-def _same_ends(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
-    return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
+def _ends(found: dict[str, np.ndarray], decisions: np.ndarray) -> tuple[End, ...]:
+    return tuple(End(name, _followed(index, decisions)) for name, index in found.items())
 
 
-def _unite(merged: dict[int, int], a: int, b: int) -> None:
-    a, b = _root(merged, a), _root(merged, b)
-    if a != b:
-        merged[max(a, b)] = min(a, b)
-
-
-def _root(merged: dict[int, int], label: int) -> int:
-    while label in merged:
-        label = merged[label]
-    return label
-
-
-def _decisions(width: int, merged: dict[int, int]) -> np.ndarray:
-    """For each channel the number of its decision."""
-    roots = [_root(merged, label) for label in range(width)]
-    number = {root: i for i, root in enumerate(dict.fromkeys(roots))}
-    return np.array([number[root] for root in roots])
-
-
-def _end(name: str, index: np.ndarray, decisions: np.ndarray) -> End:
+def _followed(index: np.ndarray, decisions: np.ndarray) -> Optional[tuple[int, ...]]:
+    """For each channel of a layer or a tensor the decision it follows, None if they are equal."""
     followed = np.where(index >= 0, decisions[np.maximum(index, 0)], -1)
-    plain = len(followed) == int(decisions.max()) + 1 and np.array_equal(
-        followed, np.arange(len(followed))
-    )
-    return End(name, None if plain else tuple(int(i) for i in followed))
-
-
-def _with_factors(sites: list[Site]) -> list[Site]:
-    """Layers that make a factor of another site's channels, as those of squeeze-and-excitation do,
-    are producers of that site: what a closed channel would be multiplied with is not needed."""
-    kept: list[Site] = []
-    for site in sites:
-        ends = dict.fromkeys(site.consumers)
-        host = next(
-            (
-                other
-                for other in sites
-                if other is not site
-                and other.channels == site.channels
-                and set(ends) <= set(other.consumers)
-                and (set(ends) < set(other.consumers) or sites.index(other) < sites.index(site))
-            ),
-            None,
-        )
-        if host is None:
-            kept.append(site)
-    hosts = []
-    for site in kept:
-        factors = [
-            other
-            for other in sites
-            if other not in kept
-            and other.channels == site.channels
-            and set(other.consumers) <= set(site.consumers)
-        ]
-        hosts.append(
-            replace(
-                site,
-                producers=site.producers + tuple(p for f in factors for p in f.producers),
-                through=site.through
-                + tuple(t for f in factors for t in f.through if t not in site.through),
-            )
-        )
-    return hosts
+    return plain(followed, int(decisions.max()) + 1)
 
 
 def find_sites(module: nn.Module, example: Example, modes: Sequence[bool] = (False, True)) -> Found:
@@ -369,15 +206,31 @@ def find_sites(module: nn.Module, example: Example, modes: Sequence[bool] = (Fal
         layer1.0.conv1 -> layer1.0.conv2
     """
     args, kwargs = _call_of(example)
+    finders: list[Finder] = []
     found: Optional[Found] = None
     for training in modes:
         with _as_it_was(module, training):
             given = tree_map(_twice, (args, kwargs)) if training else (args, kwargs)
             record = record_pass(module, given[0], given[1], is_layer)
-        mine = Finder(module, record).find()
+        finders.append(Finder(module, record))
+        mine = finders[-1].find()
         found = mine if found is None else _both(found, mine)
     assert found is not None
-    return found
+    return _of_pictures(found, finders)
+
+
+def _of_pictures(found: Found, finders: Sequence[Finder]) -> Found:
+    """The sites whose layers have the pictures in the first dimension: with twice as many of them
+    another one has not grown in its place."""
+    kept: list[Site] = []
+    for site in found.sites:
+        one, two = (finder.shape_read(site.name) for finder in (finders[0], finders[-1]))
+        if one[0] == two[0] and any(2 * a == b for a, b in zip(one[1:], two[1:], strict=True)):
+            reason = 'the pictures are not in the first dimension of its input'
+            found.refused.append(Refusal(site.name, reason))
+        else:
+            kept.append(site)
+    return replace(found, sites=kept)
 
 
 def _call_of(example: Example) -> tuple[tuple, dict]:
@@ -409,7 +262,7 @@ def _both(first: Found, second: Found) -> Found:
     for site in first.sites:
         other = mine.get(site.name)
         if other is not None and _alike(site, other):
-            sites.append(site)
+            sites.append(replace(site, scales=together(site.scales, other.scales)))
         elif site.name in why:
             refused.append(Refusal(site.name, f'in training {why[site.name].reason}'))
         else:
@@ -434,19 +287,28 @@ def _alike(a: Site, b: Site) -> bool:
 
 @contextmanager
 def _as_it_was(module: nn.Module, training: bool) -> Iterator[None]:
-    """Run a network in another mode; modes, buffers and random numbers are put back."""
+    """Run a network in another mode; what that changes is put back."""
     modes = {part: part.training for part in module.modules()}
     buffers = {b: b.detach().clone() for b in module.buffers()}
+    learns = {p: p.requires_grad for p in module.parameters()}
+    others = random.getstate(), np.random.get_state()
     with torch.random.fork_rng():
         try:
             for part in modes:
                 part.training = False
             if training:
                 module.train()
+                for part in modes:  # its statistics are those of all ranks, on a GPU
+                    if isinstance(part, nn.SyncBatchNorm):
+                        part.training = False
             yield
         finally:
+            random.setstate(others[0])
+            np.random.set_state(others[1])
             for part, mode in modes.items():
                 part.training = mode
+            for parameter, learned in learns.items():
+                parameter.requires_grad_(learned)
             with torch.no_grad():
                 for buffer, before in buffers.items():
                     buffer.copy_(before)

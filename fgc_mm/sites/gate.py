@@ -3,15 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Optional
 
 import torch.nn as nn
 
-from ..errors import UsageError
+from ..errors import UsageError, in_context
 from .attach import attach
 from .choose import Choice, choose
 from .find import Example, Found, find_sites
+from .narrow import Kept, narrow
 from .site import Site
 
 DEFAULT_GATE = dict(type='BinConcreteGate', norm_cfg=dict(type='LN'))
@@ -22,7 +24,11 @@ def gate(
     example: Example,
     gate: Optional[dict] = None,
     sites: Choice = 'all',
-    follow_norm_eval: bool = False,
+    follow_freeze: bool = False,
+    convs: Optional[Sequence[str]] = None,
+    key: str = 'sites',
+    within_blocks: bool = False,
+    widths: Optional[Mapping[str, Kept]] = None,
 ) -> nn.Module:
     """Gate a network: any network, as it is.
 
@@ -37,8 +43,15 @@ def gate(
             ``dict(type='BinConcreteGate', norm_cfg=dict(type='LN'))``.
         sites (str | int | Sequence): Which sites, see :func:`~fgc_mm.sites.choose.choose`.
             Defaults to 'all', which leaves the stem out.
-        follow_norm_eval (bool): Let the network put the gates' norms into evaluation as well.
-            Defaults to False.
+        follow_freeze (bool): Gates of layers that do not learn do not either, and the network may
+            put the gates' norms into evaluation. Defaults to False.
+        convs (Sequence[str], optional): Of these sites only those of layers called so, such as
+            ``['conv2']``. Defaults to None.
+        key (str): What ``sites`` is called for the user. Defaults to 'sites'.
+        within_blocks (bool): Leave what one block hands to the next to itself, unless its site is
+            named. Defaults to False.
+        widths (Mapping, optional): Site -> the number of channels that are left of it, or their
+            numbers. Defaults to None, all of all.
 
     Returns:
         nn.Module: The network.
@@ -58,13 +71,41 @@ def gate(
             f'{type(network).__name__} has no site to put a gate on'
             + (f' ({reasons})' if reasons else ': it has no convolution and no linear layer')
         )
+    found = _narrowed(network, found, widths or {}, example)
     attach(
         network,
-        choose(found.sites, sites, stem_of(network, found)),
+        choose(found.sites, sites, stem_of(network, found), convs, key, within_blocks),
         gate or DEFAULT_GATE,
-        follow_norm_eval,
+        follow_freeze,
     )
     return network
+
+
+def narrowed(network: nn.Module, widths: Mapping[str, Kept], example: Example) -> nn.Module:
+    """Take channels of sites out of a network that has no gates.
+
+    Args:
+        network (nn.Module): The network; it is changed and returned.
+        widths (Mapping): Site -> the number of channels that are left of it, or their numbers.
+        example (Tensor | Sequence | Mapping): What to call it with.
+
+    Raises:
+        UsageError: If a site is none, or cannot be narrowed.
+    """
+    _narrowed(network, find_sites(network, example), widths, example)
+    return network
+
+
+def _narrowed(
+    network: nn.Module, found: Found, widths: Mapping[str, Kept], example: Example
+) -> Found:
+    if not widths:
+        return found
+    with in_context('widths'):
+        sites, refused = narrow(network, found.sites, widths, example)
+    for name, reason in refused.items():
+        raise UsageError(f'widths[{name!r}]={widths[name]!r} cannot be: {reason}')
+    return replace(found, sites=sites)
 
 
 def stem_of(network: nn.Module, found: Found) -> list[str]:

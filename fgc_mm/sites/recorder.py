@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Optional
 
 import torch
@@ -23,6 +24,8 @@ class ExampleError(UsageError):
 
 LAYER = 'layer'
 """Name of the node of a whole convolution or linear layer."""
+VALUE = 'value'
+"""Name of the node where Python looks at the numbers of a tensor that depends on the input."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,8 @@ class Record:
     outputs: set[int] = field(default_factory=set)
     constants: set[int] = field(default_factory=set)
     """Tensors nobody computed: parameters, buffers and what was made from nothing."""
+    names: dict[int, str] = field(default_factory=dict)
+    """Parameter or buffer -> its name in the network."""
 
     def readers(self) -> dict[int, list[int]]:
         """Tensor -> the nodes that read it."""
@@ -99,7 +104,7 @@ class Recorder(TorchDispatchMode):
 
     A layer for which ``is_layer`` holds is one node, whatever it does inside. An operation
     that changes a tensor in place makes a new version of it; what shares the memory
-    and is not that tensor counts as changed by something unknown (``'alias'``).
+    and is not that tensor counts as changed by something unknown (``'overlap'``).
 
     Args:
         is_layer (Callable): Whether a module is one node.
@@ -113,6 +118,9 @@ class Recorder(TorchDispatchMode):
         self._names = {}
         for name, part in module.named_modules():
             self._names[id(part)] = name
+        # The tensors are kept with their names: an id is unique only while its tensor lives.
+        named = [*module.named_parameters(), *module.named_buffers()]
+        self._own = {id(tensor): (name, tensor) for name, tensor in named}
         self._stack: list[str] = ['']
         self._open: list[int] = []
         self._quiet = 0
@@ -137,6 +145,8 @@ class Recorder(TorchDispatchMode):
             self._next += 1
             if not fresh:
                 self.record.constants.add(self._numbers[key])
+            if key in self._own:
+                self.record.names[self._numbers[key]] = self._own[key][0]
         return Ref(self._numbers[key], tuple(tensor.shape))
 
     @staticmethod
@@ -163,7 +173,7 @@ class Recorder(TorchDispatchMode):
             ref.value in self.depends for ref in tree_flatten(read)[0] if isinstance(ref, Ref)
         )
         if name in ('_local_scalar_dense', 'equal', 'is_nonzero') and depends:
-            self.record.nodes.append(Node('value', self._stack[-1], *read, []))
+            self.record.nodes.append(Node(VALUE, self._stack[-1], *read, []))
             return out
         self._add(name, read, out, written, depends)
         return out
@@ -182,7 +192,7 @@ class Recorder(TorchDispatchMode):
                 shape = next(tuple(t.shape) for t in self._kept if id(t) == key)
                 after = Ref(self._numbers[key], shape)
                 self.record.nodes.append(
-                    Node('alias', self._stack[-1], (Ref(before, shape), *read), {}, [after])
+                    Node('overlap', self._stack[-1], (Ref(before, shape), *read), {}, [after])
                 )
                 if depends:
                     self.depends.add(after.value)
@@ -226,10 +236,25 @@ class Recorder(TorchDispatchMode):
         self.record.calls[self._open.pop()].end = len(self.record.nodes)
         self._stack.pop()
 
+    def _function(self, name: str, forward: Any, *args: Any) -> Any:
+        """A custom function of autograd is one operation, whatever it does inside."""
+        if self._quiet:
+            return forward(*args)
+        self._quiet = 1
+        try:
+            out = forward(*args)
+        finally:
+            self._quiet = 0
+        read: tuple[Any, dict] = self._refs(args[1:]), {}
+        refs = (ref for ref in tree_flatten(read)[0] if isinstance(ref, Ref))
+        self._add(name, read, out, [], any(ref.value in self.depends for ref in refs))
+        return out
+
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Know which module runs."""
         with ExitStack() as stack:
+            stack.enter_context(_custom_functions(self._function))
             for part in self._module.modules():
                 for handle in (
                     part.register_forward_pre_hook(self._enter, with_kwargs=True),
@@ -238,6 +263,32 @@ class Recorder(TorchDispatchMode):
                     stack.callback(handle.remove)
             with self:
                 yield
+
+
+@contextmanager
+def _custom_functions(run: Any) -> Iterator[None]:
+    """Let ``run(name, forward, ctx, ...)`` run the custom functions of autograd.
+
+    Those of mmcv, such as deformable convolutions and RoIAlign, work past the dispatcher.
+    """
+    before = {
+        kind: vars(kind)['forward']
+        for kind in _subclasses(torch.autograd.Function)
+        if 'forward' in vars(kind) and not kind.__module__.startswith('torch.')
+    }
+    try:
+        for kind in before:
+            forward = staticmethod(partial(run, kind.__name__, kind.forward))
+            kind.forward = forward  # type: ignore[method-assign, assignment]
+        yield
+    finally:
+        for kind, own in before.items():
+            kind.forward = own
+
+
+def _subclasses(kind: type) -> list[Any]:
+    children: list[Any] = kind.__subclasses__()
+    return [c for child in children for c in (child, *_subclasses(child))]
 
 
 def _written(func: Any, args: tuple, kwargs: dict) -> list[Tensor]:

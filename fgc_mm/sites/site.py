@@ -47,6 +47,23 @@ class End:
 
 
 @dataclass(frozen=True)
+class Scale:
+    """A parameter or buffer with an entry for each channel, between producers and consumers.
+
+    Weights of a batch norm and its statistics, slopes of a PReLU, a layer scale.
+
+    Attributes:
+        tensor (str): Its name in the network.
+        dim (int): The dimension with the channels.
+        index (tuple[int], optional): As in :class:`End`, along that dimension.
+    """
+
+    tensor: str
+    dim: int
+    index: Optional[tuple[int, ...]] = None
+
+
+@dataclass(frozen=True)
 class Site:
     """Channels between the layers that make them and those that read them.
 
@@ -63,6 +80,11 @@ class Site:
         channels (int): Number of decisions.
         axis (int): Where the channels of the source's input are: 1 for maps, -1 for tokens.
         calls (int): How often it decides in a pass.
+        scales (tuple[Scale]): Parameters and buffers in between with an entry for each channel,
+            but those of the layers above.
+        reads (tuple[End]): Sites whose channels the gate reads in the source's input: ``module`` is
+            the name of such a site, ``index`` is over the channels of that input. A closed
+            one is zero there too.
     """
 
     source: str
@@ -73,6 +95,8 @@ class Site:
     channels: int
     axis: int = 1
     calls: int = 1
+    scales: tuple[Scale, ...] = ()
+    reads: tuple[End, ...] = ()
 
     @property
     def name(self) -> str:

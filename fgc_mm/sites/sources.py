@@ -4,15 +4,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Optional
 
 import torch.nn as nn
 
 from .recorder import LAYER, Call, Record, Ref
 
 
+@dataclass
+class Source:
+    """Where a gate looks.
+
+    Attributes:
+        module (str): Path of the module whose input it reads.
+        given (Ref): That input, in the first call.
+        axis (int): Where its channels are, 1 or -1.
+        starts (list[int]): Numbers of the first nodes of the module's calls.
+    """
+
+    module: str
+    given: Ref
+    axis: int
+    starts: list[int]
+
+
 def find_source(
     record: Record, modules: Mapping[str, nn.Module], name: str, calls: list[int]
-) -> tuple[str, int, int]:
+) -> Source:
     """The block around a layer if a layer in it reads the block's input, else the layer itself.
 
     Args:
@@ -20,36 +39,30 @@ def find_source(
         modules (Mapping): Path -> module.
         name (str): Path of the layer.
         calls (list[int]): The nodes of its calls.
-
-    Returns:
-        tuple: Path of the module, channels of its input, and where they are, 1 or -1.
     """
     first = calls[0]
+    made = record.nodes[first].outputs[0]
     parts = name.split('.')
     for end in range(len(parts) - 1, 0, -1):
         path = '.'.join(parts[:end])
         if isinstance(modules[path], (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
             continue  # a row of blocks, not one
-        around = [c for c in record.calls if c.module == path and c.start <= first < c.end]
-        if len(around) != 1 or len(_calls_of(record, path)) != len(calls):
+        own = [call for call in record.calls if call.module == path]
+        if len(own) != len(calls) or not all(
+            call.start <= number < call.end for call, number in zip(own, calls, strict=True)
+        ):
             continue
-        reader = _reader_of(record, around[0], modules, first)
-        if reader is not None:
-            ref = around[0].given
-            assert ref is not None
-            return path, *_channels(ref, modules[reader])
+        given = own[0].given
+        reader = _reader_of(record, own[0], first)
+        if reader is not None and given is not None and given.shape[0] == made.shape[0]:
+            starts = [call.start for call in own]
+            return Source(path, given, _axis(modules[reader]), starts)
     node = record.nodes[first]
     ref = node.args[0] if node.args else next(iter(node.kwargs.values()))
-    return name, *_channels(ref, modules[name])
+    return Source(name, ref, _axis(modules[name]), list(calls))
 
 
-def _calls_of(record: Record, path: str) -> list[Call]:
-    return [call for call in record.calls if call.module == path]
-
-
-def _reader_of(
-    record: Record, call: Call, modules: Mapping[str, nn.Module], before: int
-) -> str | None:
+def _reader_of(record: Record, call: Call, before: int) -> Optional[str]:
     """The first layer in a block, up to the one in question, that reads the block's input; None
     where there is none, and for a block of a single layer."""
     if call.given is None:
@@ -62,13 +75,27 @@ def _reader_of(
         if number > before:
             return None
         read = node.args[0] if node.args else None
-        if isinstance(read, Ref) and read.value == call.given.value:
+        if isinstance(read, Ref) and _is_from(record, read, call.given, call.start, number):
             return node.module
     return None
 
 
-def _channels(ref: Ref, reader: nn.Module) -> tuple[int, int]:
-    if isinstance(reader, nn.Linear):
-        return ref.shape[-1], -1
-    dims = len(reader.kernel_size)  # type: ignore[arg-type]
-    return ref.shape[len(ref.shape) - 1 - dims], 1
+def _is_from(record: Record, read: Ref, given: Ref, start: int, end: int) -> bool:
+    """Whether a tensor is a block's input, as it is or normalized and activated: blocks with
+    pre-activation begin so."""
+    value = read.value
+    for number in range(end - 1, start - 1, -1):
+        node = record.nodes[number]
+        if value == given.value:
+            return True
+        if value not in [ref.value for ref in node.outputs]:
+            continue
+        inputs = [ref for ref in node.inputs() if ref.value not in record.constants]
+        if node.op == LAYER or len(inputs) != 1 or inputs[0].shape != read.shape:
+            return False
+        value = inputs[0].value
+    return value == given.value
+
+
+def _axis(reader: nn.Module) -> int:
+    return -1 if isinstance(reader, nn.Linear) else 1

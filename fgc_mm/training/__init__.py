@@ -1,6 +1,7 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
 from .batch_shaping_hook import BatchShapingHook, batch_shaping
 from .beta import beta_cdf, beta_pdf
+from .budget.budget import Budget
 from .budget.controller import BudgetController
 from .budget.hook import BudgetHook
 from .density_hook import DensityHook
@@ -11,6 +12,7 @@ from .schedules import build_schedule, epochs_seen
 
 __all__ = [
     'BatchShapingHook',
+    'Budget',
     'BudgetController',
     'BudgetHook',
     'DensityHook',

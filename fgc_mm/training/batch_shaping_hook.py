@@ -13,10 +13,10 @@ from mmengine.runner import Runner
 from torch import Tensor
 
 from ..errors import UsageError
-from ..gates import Gate
+from ..gates import Gate, records_of
 from ..runtime import unwrap
 from .beta import beta_cdf
-from .gate_loss_hook import GateLossHook, records_of
+from .gate_loss_hook import GateLossHook
 from .schedules import ScheduleCfg, build_schedule
 
 _KEY = 'batch_shaping'

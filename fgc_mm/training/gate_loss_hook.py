@@ -14,7 +14,7 @@ from mmengine.runner import Runner
 from torch import Tensor
 
 from ..errors import UsageError
-from ..gates import Gate, GateRecord, find_gates
+from ..gates import Gate, find_gates, records_of
 from ..runtime import Attachments, forward_argument, unwrap
 
 TASK_LOSS = 'loss_task'
@@ -163,24 +163,3 @@ class GateLossHook(Hook):
         if TASK_LOSS not in losses:
             losses = {TASK_LOSS if n == 'loss' else n: part for n, part in losses.items()}
         return {**losses, self.loss_name: value}
-
-
-def records_of(gates: dict[str, Gate]) -> dict[str, GateRecord]:
-    """The records of this forward pass.
-
-    Gates behind the last output of a backbone (``out_indices``) do not run;
-    they decide nothing and have no loss.
-
-    Args:
-        gates (dict[str, Gate]): Name -> gate.
-
-    Raises:
-        RuntimeError: If none has one, because the pass went past the backbone.
-    """
-    records = {name: gate.record for name, gate in gates.items() if gate.record is not None}
-    if not records:
-        raise RuntimeError(
-            f'none of the {len(gates)} gates ran in this forward pass, the first is '
-            f"{next(iter(gates))!r}; mode='loss' must run the gated backbone"
-        )
-    return records

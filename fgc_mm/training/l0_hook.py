@@ -11,10 +11,10 @@ from mmengine.runner import Runner
 from torch import Tensor
 
 from ..errors import UsageError
-from ..gates import Gate
+from ..gates import Gate, records_of
 from ..macs import BackboneShare
 from ..runtime import unwrap
-from .gate_loss_hook import GateLossHook, records_of
+from .gate_loss_hook import GateLossHook
 from .schedules import ScheduleCfg, build_schedule
 
 

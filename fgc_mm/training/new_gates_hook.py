@@ -10,6 +10,7 @@ from mmengine.runner import Runner
 
 from ..errors import CheckpointError
 from ..gates import find_gates
+from ..nets.weights import old_gates
 from ..runtime import unwrap
 
 
@@ -27,6 +28,14 @@ class NewGatesHook(Hook):
         if not isinstance(weights, dict):
             return
         model, keys, gates = unwrap(runner.model), 0, 0
+        if old_gates(weights):
+            if runner._resume and 'optimizer' in checkpoint:
+                raise CheckpointError(
+                    '--resume: the checkpoint is of an earlier version of fgc_mm, whose optimizer '
+                    'has the gates in another order; go on from its weights alone, by '
+                    'load_from=<the checkpoint> without --resume'
+                )
+            return  # its gates are renamed when they are loaded
         names = {key.removeprefix('module.') for key in weights}
         if not names & set(model.state_dict()):
             raise CheckpointError(

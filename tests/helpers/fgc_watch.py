@@ -12,7 +12,7 @@ from fgc_mm.gates import find_gates
 from fgc_mm.runtime import unwrap
 from fgc_mm.training import FGCHook
 
-LAST_TWO = ['backbone.layer3.1.gate1', 'backbone.layer3.2.gate1']
+LAST_TWO = ['backbone.gates.layer3-1-conv1', 'backbone.gates.layer3-2-conv1']
 FGC = dict(type='FGCHook', layers=[-2, -1], k=5, eta=0.1, form='log_sum', log_interval=1)
 
 
@@ -33,7 +33,7 @@ class Watch(Hook):
         self.start = copy.deepcopy(unwrap(runner.model))
         self.banks = {
             name: [c.feature_bank.data.double().clone(), c.gate_bank.data.double().clone()]
-            for name, c in self.hook.couplings.items()
+            for name, c in self.hook.coupling.layers.items()
         }
 
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
@@ -93,6 +93,6 @@ class Watch(Hook):
         )
         assert len(set(expected)) == steps
         for name, (v_f, v_g) in self.banks.items():
-            c = self.hook.couplings[name]
+            c = self.hook.coupling.layers[name]
             torch.testing.assert_close(c.feature_bank.data.double(), v_f, rtol=0, atol=1e-5)
             torch.testing.assert_close(c.gate_bank.data.double(), v_g, rtol=0, atol=1e-5)

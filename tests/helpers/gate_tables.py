@@ -7,7 +7,7 @@ import numpy as np
 
 from fgc_mm.analysis.gate_table import GateTable
 
-LAYERS = ('backbone.layer1.0.gate1', 'backbone.layer1.1.gate1', 'backbone.layer2.0.gate1')
+LAYERS = tuple(f'backbone.gates.{block}-conv1' for block in ('layer1-0', 'layer1-1', 'layer2-0'))
 
 
 def make_table(n=40, task='classification', seed=0, coupled=(LAYERS[-1],)):

@@ -3,9 +3,10 @@
 
 import torch
 import torch.nn as nn
+from mmengine.registry import MODELS
 
+import fgc_mm  # noqa: F401
 from fgc_mm.gates import find_gates
-from fgc_mm.nets import GatedResNet
 
 LAYER_NORM = dict(type='BinConcreteGate', norm_cfg=dict(type='LN'), bias_init=0.5)
 GATES = {
@@ -16,9 +17,16 @@ GATES = {
 }
 
 
+def gated_resnet(depth=18, scope='mmdet', **kwargs):
+    """A package's ResNet with gates, whose own norms learn."""
+    return MODELS.build(
+        dict(type=f'{scope}.GatedResNet', **{'depth': depth, 'norm_eval': False, **kwargs})
+    )
+
+
 def make(depth=50, seed=0, **kwargs):
     torch.manual_seed(seed)
-    model = GatedResNet(depth, **{'base_channels': 8, 'gate': LAYER_NORM, **kwargs})
+    model = gated_resnet(depth, **{'base_channels': 8, 'gate': LAYER_NORM, **kwargs})
     for module in model.modules():  # blocks that do something
         if isinstance(module, nn.BatchNorm2d):
             nn.init.uniform_(module.weight, 0.5, 1.5)
@@ -43,7 +51,7 @@ def grads(model, only_gates=True):
     return {
         name: None if value.grad is None else value.grad.clone()
         for name, value in model.named_parameters()
-        if not only_gates or '.gate' in name
+        if not only_gates or name.startswith('gates.')
     }
 
 

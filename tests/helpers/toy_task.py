@@ -21,7 +21,9 @@ from torch.utils.data import Dataset
 from fgc_mm.gates import find_gates
 from fgc_mm.runtime import unwrap
 
-BACKBONE = dict(type='GatedResNet', depth=18, base_channels=8, stem_channels=8)
+BACKBONE = dict(
+    type='mmdet.GatedResNet', depth=18, base_channels=8, stem_channels=8, norm_eval=False
+)
 
 
 class ToyTask(BaseModel):
@@ -32,7 +34,8 @@ class ToyTask(BaseModel):
         super().__init__()
         self.backbone = MODELS.build(backbone)
         self.head = nn.LazyLinear(4)
-        self.head(self.backbone.eval()(torch.zeros(1, 3, 32, 32))[-1].mean(dim=(2, 3)))
+        self.backbone.eval()
+        self.head(self.backbone(torch.zeros(1, 3, 32, 32))[-1].mean(dim=(2, 3)))
         self.task_weight = task_weight
         for gate in find_gates(self).values() if dynamic else ():
             nn.init.normal_(gate.fc2.weight, std=3)

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 
-from fgc_mm.runtime.companions import read_companion
-from fgc_mm.runtime.resume_point import what_is_wrong
+from fgc_mm.runtime.checkpoints.companions import read_companion
+from fgc_mm.runtime.checkpoints.resume_point import what_is_wrong
 
 PROJECT = Path(__file__).parents[2]
 CLASSES = ','.join(str(80 * i) for i in range(16))  # pictures of all digits

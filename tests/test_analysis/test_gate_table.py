@@ -38,7 +38,7 @@ def test_pictures_of_one_class_have_it():
 
 @pytest.mark.parametrize(
     'wanted, expected',
-    [(-1, [2]), ('layer1', [0, 1]), (['layer1.1', 2], [1, 2]), ('backbone.layer1.0.gate1', [0])],
+    [(-1, [2]), ('layer1', [0, 1]), (['layer1.1', 2], [1, 2]), ('backbone.layer1.0.conv1', [0])],
 )
 def test_choosing_layers(wanted, expected):
     assert make_table(6).choose(wanted) == [LAYERS[n] for n in expected]
@@ -51,5 +51,5 @@ def test_an_unknown_layer_is_named_with_those_there_are():
 
 def test_short_names():
     assert [short_name(n, LAYERS) for n in LAYERS] == ['layer1.0', 'layer1.1', 'layer2.0']
-    both = ['backbone.layer1.0.gate1', 'backbone.layer1.0.gate2']
-    assert short_name(both[1], both) == 'layer1.0.gate2'
+    both = ['backbone.gates.layer1-0-conv1', 'backbone.gates.layer1-0-conv2']
+    assert short_name(both[1], both) == 'layer1.0.conv2'

@@ -7,7 +7,7 @@ from gate_tables import assert_labeled, read_csv
 from fgc_mm.analysis import training
 from fgc_mm.errors import UsageError
 
-GATE = 'gate/openness/backbone.layer1.0.gate1'
+GATE = 'gate/openness/backbone.gates.layer1-0-conv1'
 
 
 def write_log(folder, stamp, rows, end=''):

@@ -88,7 +88,7 @@ def test_what_the_gates_do_over_pictures(task, analyze, tmp_path, monkeypatch, d
             for block, ending in itertools.product(('layer4.0', 'layer4.1'), ('png', 'svg')):
                 assert (tmp_path / 'analysis' / f'{command}_{block}.{ending}').is_file()
     if task == 'classification':
-        assert table.info['coupled'] == [n for n in table.layers if '.layer4.' in n]
+        assert table.info['coupled'] == [n for n in table.layers if '.layer4-' in n]
         # Other weights are gathered anew.
         torch.save(dict(state_dict=model.state_dict()), tmp_path / f'{task}.pth')
         assert analyze(task, 'cost')[0] == 0
@@ -123,8 +123,11 @@ def assert_same_picture(model, table, row, item):
     batch = model.data_preprocessor(
         dict(inputs=[item['inputs']], data_samples=[item['data_samples']]), False
     )
+    gates = find_gates(model)
+    for gate in gates.values():
+        gate.wants_feature = True
     model.backbone(batch['inputs'])
-    for name, gate in find_gates(model).items():
+    for name, gate in gates.items():
         for kind in ('logits', 'feature'):
             expected = getattr(gate.record, kind)[0].numpy()
             found = getattr(table, kind)[name][row]
@@ -175,7 +178,7 @@ def test_frames_of_saved_epochs(analyze, tmp_path, demo_checkpoint):
     assert code == 0, err
     rows = read_csv(tmp_path / 'analysis' / 'embedding.csv')
     assert list(dict.fromkeys(row['frame'] for row in rows)) == ['epoch 2', 'epoch 10']
-    assert {row['layer'] for row in rows} == {'backbone.layer4.1.gate1'}
+    assert {row['layer'] for row in rows} == {'backbone.gates.layer4-1-conv1'}
     assert len(rows) == 2 * 2 * 6 and (tmp_path / 'analysis' / 'embedding_layer4.1.png').is_file()
 
 
@@ -204,7 +207,7 @@ def test_networks_and_weights_without_gates(analyze, demo_checkpoint, tmp_path):
     demo_checkpoint('resnet18_digits', tmp_path / 'classification.pth')
     code, _, err = analyze('classification', 'cost')
     assert code == 2 and 'has no weights for gates of this network' in err
-    assert 'backbone.layer1.0.gate1' in err and 'Traceback' not in err
+    assert 'backbone.gates.layer1-0-conv1' in err and 'Traceback' not in err
 
 
 @pytest.mark.parametrize('command', ['cost', 'embedding'])

@@ -72,7 +72,7 @@ def test_an_annotation_without_picture_is_named_before_training(
     ]
     code, _, err = run_tool('train', config, '--work-dir', tmp_path / 'work', *options)
     assert code == 2
-    assert f"1 of them, '{names[1]}' first, have no .jpg file" in err
+    assert f"images, '{names[1]}' first, have no .jpg file" in err
 
 
 def save_untrained(config, path, **backbone):

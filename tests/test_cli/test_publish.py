@@ -55,7 +55,7 @@ def test_publishing_into_a_folder(run_tool, tmp_path):
 
 def test_a_writer_that_fails_leaves_nothing(monkeypatch, tmp_path):
     """The disk is full in the middle: the older publication stays, no half file is left."""
-    from fgc_mm.runtime import publish as module
+    from fgc_mm.runtime.checkpoints import publish as module
 
     torch.save(dict(state_dict=dict(a=torch.ones(1))), tmp_path / 'in.pth')
     older = module.publish(tmp_path / 'in.pth', tmp_path / 'out' / 'net.pth')

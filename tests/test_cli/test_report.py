@@ -63,7 +63,7 @@ def test_tensorboard_has_all_that_is_logged(trained):
     tags = set(events.Tags()['scalars'])
     expected = {key for row in logged for key in row} - {'step', 'iter', 'epoch'}
     assert expected <= tags
-    gate = 'backbone.layer4.1.gate1'
+    gate = 'backbone.gates.layer4-1-conv1'
     for name in (
         *('loss', 'loss_task', 'loss_l0', 'loss_fgc', 'loss_batch_shaping'),
         *('lr', 'accuracy/top1'),

@@ -7,7 +7,7 @@ import pytest
 import torch
 from trainings import differences, outcome
 
-from fgc_mm.runtime.resume_point import find_resume_point
+from fgc_mm.runtime.checkpoints.resume_point import find_resume_point
 
 FGC = 'configs/demo/resnet18_digits_fgc.py'
 SMALL = ['custom_hooks.3.k=2', 'train_cfg.val_interval=1', 'default_hooks.checkpoint.interval=1']

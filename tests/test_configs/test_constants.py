@@ -178,7 +178,8 @@ def test_gated_classifier_goes_into_detector_and_segmentor(source, target, tmp_p
     classifier, model = load(source), load(target)
     classifier.merge_from_dict(narrow)
     init_default_scope('mmpretrain')
-    trained = MODELS.build(classifier.model.backbone).train()
+    trained = MODELS.build(classifier.model.backbone)
+    trained.train()
     trained(torch.rand(4, 3, 64, 64))
     file = tmp_path / 'epoch_130.pth'
     torch.save({'state_dict': {f'backbone.{k}': v for k, v in trained.state_dict().items()}}, file)
@@ -186,7 +187,8 @@ def test_gated_classifier_goes_into_detector_and_segmentor(source, target, tmp_p
     init_default_scope(model.default_scope)
     backbone = MODELS.build(model.model.backbone)
     backbone.init_weights()
-    backbone.train()(torch.rand(2, 3, 64, 64))
+    backbone.train()
+    backbone(torch.rand(2, 3, 64, 64))
     gates = find_gates(backbone)
     assert len(gates) == len(find_gates(trained)) > 0
     for name, gate in find_gates(trained).items():

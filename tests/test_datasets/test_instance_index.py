@@ -52,8 +52,6 @@ class Names(BaseDataset):
 @pytest.fixture(autouse=True, scope='module')
 def registered():
     DATASETS.register_module(name='Names', module=Names, force=True)
-    yield
-    DATASETS._module_dict.pop('Names', None)
 
 
 def loader_of(dataset, batch_size=4, shuffle=True, num_workers=0, sampler=None, **kwargs):

@@ -105,8 +105,8 @@ def test_keys_of_the_message_are_those_of_cfg_options(tmp_path):
 @pytest.mark.parametrize(
     ('lost', 'named'),
     [
-        ('VOC2007/JPEGImages/000002.jpg', "1 of them, '000002' first, have no .jpg file"),
-        ('VOC2007/Annotations/000001.xml', "1 of them, '000001' first, have no .xml file"),
+        ('VOC2007/JPEGImages/000002.jpg', "images, '000002' first, have no .jpg file"),
+        ('VOC2007/Annotations/000001.xml', "images, '000001' first, have no .xml file"),
         ('VOC2007/ImageSets/Main/trainval.txt', "ann_file='VOC2007/ImageSets/Main/trainval.txt'"),
     ],
 )

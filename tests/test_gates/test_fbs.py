@@ -1,9 +1,9 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
 import pytest
 import torch
+from gated_resnets import gated_resnet
 
 from fgc_mm.gates import FBSGate
-from fgc_mm.nets import GatedResNet
 
 
 def test_by_hand():
@@ -53,9 +53,9 @@ def test_training_and_evaluation_decide_alike_for_one_image():
 
 
 def test_starts_unboosted_and_survives_init_weights():
-    backbone = GatedResNet(18, base_channels=8, gate=dict(type='FBSGate', density=0.25))
+    backbone = gated_resnet(18, base_channels=8, gate=dict(type='FBSGate', density=0.25))
     backbone.init_weights()
-    gate = backbone.layer2[0].gate1
+    gate = backbone.gates.of('layer2.0.conv1')
     assert (gate.fc.bias == 1).all() and gate.fc.weight.abs().sum() > 0
     backbone(torch.rand(2, 3, 64, 64))
     assert (gate.record.mask.sum(dim=1) <= 4).all() and gate.record.mask.sum() > 0

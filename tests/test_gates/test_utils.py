@@ -2,6 +2,7 @@
 import pytest
 import torch
 import torch.nn as nn
+from gated_resnets import gated_resnet
 
 from fgc_mm.gates import (
     find_gates,
@@ -11,14 +12,13 @@ from fgc_mm.gates import (
     select_blocks,
     set_threshold,
 )
-from fgc_mm.nets import GatedResNet
 
 NAMES_18 = [f'layer{stage}.{block}' for stage in (1, 2, 3, 4) for block in (0, 1)]
 
 
 @pytest.fixture(scope='module')
 def r18():
-    return GatedResNet(18, base_channels=8)
+    return gated_resnet(18, base_channels=8)
 
 
 @pytest.fixture(scope='module')
@@ -26,16 +26,16 @@ def detector():
     """A backbone inside something else, bottlenecks, some blocks only."""
     model = nn.Module()
     model.neck = nn.Linear(2, 2)
-    model.backbone = GatedResNet(50, base_channels=8, gated_blocks=['layer3.5', 'layer4'])
+    model.backbone = gated_resnet(50, base_channels=8, gated_blocks=['layer3.5', 'layer4'])
     return model
 
 
 def test_find_gates_in_network_order(r18, detector):
-    assert list(find_gates(r18)) == [f'{name}.gate1' for name in NAMES_18]
+    assert list(find_gates(r18)) == [f'gates.{name.replace(".", "-")}-conv1' for name in NAMES_18]
     assert list(find_gates(detector))[:3] == [
-        'backbone.layer3.5.gate1',
-        'backbone.layer3.5.gate2',
-        'backbone.layer4.0.gate1',
+        'backbone.gates.layer3-5-conv1',
+        'backbone.gates.layer3-5-conv2',
+        'backbone.gates.layer4-0-conv1',
     ]
     assert find_gates(nn.Linear(2, 2)) == {}
 
@@ -44,8 +44,8 @@ def test_gated_blocks(detector):
     blocks = gated_blocks(detector)
     assert list(blocks) == ['backbone.layer3.5'] + [f'backbone.layer4.{i}' for i in range(3)]
     names, gates = zip(*blocks['backbone.layer4.1'], strict=True)
-    assert names == ('backbone.layer4.1.gate1', 'backbone.layer4.1.gate2')
-    assert gates[1] is detector.backbone.layer4[1].gate2
+    assert names == ('backbone.gates.layer4-1-conv1', 'backbone.gates.layer4-1-conv2')
+    assert gates[1] is detector.backbone.gates.of('layer4.1.conv2')
 
 
 @pytest.mark.parametrize(
@@ -124,12 +124,12 @@ def test_force_single_gates(r18):
     x = torch.rand(2, 3, 64, 64)
     per_channel = (torch.arange(8) % 2).float()
     per_image = torch.stack([torch.zeros(16), torch.ones(16)])
-    with force_gates(r18, {'layer1.0.gate1': per_channel, 'layer2.1.gate1': per_image}):
+    with force_gates(r18, {'gates.layer1-0-conv1': per_channel, 'gates.layer2-1-conv1': per_image}):
         r18(x)
     gates = find_gates(r18)
-    assert torch.equal(gates['layer1.0.gate1'].record.mask, per_channel.expand(2, 8))
-    assert torch.equal(gates['layer2.1.gate1'].record.mask, per_image)
-    assert gates['layer1.1.gate1'].record.mask.mean() > 0.5
+    assert torch.equal(gates['gates.layer1-0-conv1'].record.mask, per_channel.expand(2, 8))
+    assert torch.equal(gates['gates.layer2-1-conv1'].record.mask, per_image)
+    assert gates['gates.layer1-1-conv1'].record.mask.mean() > 0.5
 
 
 def test_force_gates_lets_go_after_an_error(r18):
@@ -141,8 +141,11 @@ def test_force_gates_lets_go_after_an_error(r18):
 @pytest.mark.parametrize(
     'value, words',
     [
-        ({'layer9.gate1': 1.0}, "no gate 'layer9.gate1'; the gates are layer1.0.gate1"),
-        ({'layer1.0.gate1': torch.ones(9)}, r"'layer1.0.gate1' decides over 8 .* \(9,\)"),
+        ({'layer9.gate1': 1.0}, "no gate 'layer9.gate1'; the gates are gates.layer1-0-conv1"),
+        (
+            {'gates.layer1-0-conv1': torch.ones(9)},
+            r"'gates.layer1-0-conv1' decides over 8 .* \(9,\)",
+        ),
     ],
 )
 def test_force_gates_bad_input(r18, value, words):
@@ -152,7 +155,8 @@ def test_force_gates_bad_input(r18, value, words):
 
 def test_threshold_closes_what_is_less_probable():
     torch.manual_seed(0)
-    backbone = GatedResNet(18, base_channels=8).eval()
+    backbone = gated_resnet(18, base_channels=8)
+    backbone.eval()
     gates = find_gates(backbone)
     for gate in gates.values():
         torch.nn.init.normal_(gate.fc2.bias)
@@ -166,12 +170,12 @@ def test_threshold_closes_what_is_less_probable():
 @pytest.mark.parametrize(
     'model, threshold, message',
     [
-        (GatedResNet(18, base_channels=8), 1.0, r'threshold=1.0 must be within \(0, 1\)'),
-        (GatedResNet(18, base_channels=8, gate=None), 0.4, 'GatedResNet has no gates'),
+        (gated_resnet(18, base_channels=8), 1.0, r'threshold=1.0 must be within \(0, 1\)'),
+        (gated_resnet(18, base_channels=8, gate=None), 0.4, 'ResNet has no gates'),
         (
-            GatedResNet(18, base_channels=8, gate=dict(type='FBSGate')),
+            gated_resnet(18, base_channels=8, gate=dict(type='FBSGate')),
             0.4,
-            'FBSGate layer1.0.gate1 has no threshold',
+            'FBSGate gates.layer1-0-conv1 has no threshold',
         ),
     ],
 )

@@ -4,6 +4,7 @@
 import pytest
 import torch
 import torch.nn as nn
+from left_hooks import hooks_on
 
 from fgc_mm.gates import find_gates, force_gates
 from fgc_mm.macs import BackboneShare, count_macs
@@ -50,7 +51,7 @@ def test_it_counts_as_evaluation_does(model):
     with force_gates(model, 1.0):
         assert share.minimum(1.0) == pytest.approx(counted(model, images)[0], rel=1e-5)
     share.detach()
-    assert not any(module._forward_hooks for module in model.modules())
+    assert not hooks_on(model)
 
 
 def test_what_it_cannot_do_is_said():

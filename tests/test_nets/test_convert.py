@@ -217,7 +217,7 @@ def bad_files():
     )
     yield (
         changed(gated, ['layer1.0.gate.mlp.fc2.bias']),
-        r'missing: backbone\.layer1\.0\.gate1\.fc2\.bias',
+        r'missing: backbone\.gates\.layer1-0-conv1\.fc2\.bias',
     )
     yield changed(dense, linear__bias=zero, drop=['linear.weight']), 'None of the known formats'
     yield changed(dense, ['linear.bias']), 'only head.fc.weight, but needs weight and bias'

@@ -7,7 +7,12 @@ import torch.nn.functional as F
 from mmengine.registry import MODELS
 
 from fgc_mm.gates import find_gates, force_gates
-from fgc_mm.nets import GatedResNetCifar
+from fgc_mm.nets import GatedResNetCifar, ResNetCifar
+
+
+def by_gate(masks):
+    """Masks of blocks by the names of their gates."""
+    return {f'gates.{block.replace(".", "-")}-conv1': mask for block, mask in masks.items()}
 
 
 def randomize(model, seed=0):
@@ -49,7 +54,7 @@ class Reference:
     def gate(self, name, x):
         if name in self.masks:
             return self.masks[name]
-        gate = f'{name}.gate1'
+        gate = f'gates.{name}-conv1'.replace('.', '-').replace('-', '.', 1)
         if f'{gate}.fc1.weight' not in self.weights:
             return None
         hidden = x.mean((2, 3)) @ self.weights[f'{gate}.fc1.weight'].t()
@@ -85,11 +90,12 @@ class Reference:
 @pytest.mark.parametrize('training', [True, False], ids=['train', 'eval'])
 @pytest.mark.parametrize(('depth', 'blocks'), [(20, 3), (32, 5), (44, 7), (56, 9), (110, 18)])
 def test_open_gates_equal_the_dense_network(depth, blocks, training):
-    model = GatedResNetCifar(depth, out_indices=(0, 1, 2)).train(training)
+    model = GatedResNetCifar(depth, out_indices=(0, 1, 2))
+    model.train(training)
     randomize(model)
     x = torch.randn(3, 3, 16, 16)
     reference = Reference(
-        {key: value for key, value in model.state_dict().items() if 'gate' not in key}, training
+        {key: value for key, value in model.state_dict().items() if not key.startswith('gates.')}, training
     )
     expected = reference(x, blocks)
     with torch.no_grad(), force_gates(model, 1.0):
@@ -98,7 +104,7 @@ def test_open_gates_equal_the_dense_network(depth, blocks, training):
     for out, wanted in zip(outs, expected, strict=True):
         assert (out - wanted).abs().max() <= 1e-5 * max(1.0, wanted.abs().max().item())
     for key, value in model.state_dict().items():
-        if 'running' in key and 'gate' not in key:
+        if 'running' in key and not key.startswith('gates.'):
             torch.testing.assert_close(value, reference.weights[key], msg=key)
 
 
@@ -106,12 +112,12 @@ def test_the_mask_stands_after_norm_and_relu_of_conv1():
     model = GatedResNetCifar(20)
     randomize(model)
     masks = {
-        name.rpartition('.')[0]: (torch.rand(2, gate.channels) > 0.5).float()
-        for name, gate in find_gates(model).items()
+        gate.block: (torch.rand(2, gate.channels) > 0.5).float()
+        for gate in find_gates(model).values()
     }
     x = torch.randn(2, 3, 16, 16)
     expected = Reference(model.state_dict(), True, masks)(x, 3)[-1]
-    with torch.no_grad(), force_gates(model, {f'{k}.gate1': mask for k, mask in masks.items()}):
+    with torch.no_grad(), force_gates(model, by_gate(masks)):
         (out,) = model(x)
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
 
@@ -135,10 +141,10 @@ def test_names_are_those_of_the_public_weights():
         for i in (1, 2):
             names += [f'{block}.conv{i}.weight', *(f'{block}.bn{i}.{key}' for key in norm)]
     model = GatedResNetCifar(20)
-    assert [key for key in model.state_dict() if 'gate' not in key] == names
+    assert [key for key in model.state_dict() if not key.startswith('gates.')] == names
     assert list(GatedResNetCifar(20, gate=None).state_dict()) == names
     # 0.27 M, table 6 of arXiv 1512.03385, less the classifier of 650.
-    dense = sum(p.numel() for k, p in model.named_parameters() if 'gate' not in k)
+    dense = sum(p.numel() for k, p in model.named_parameters() if not k.startswith('gates.'))
     assert dense + 650 == 269_722
 
 
@@ -154,7 +160,7 @@ def test_classifier_of_mmpretrain():
             head=dict(type='LinearClsHead', num_classes=10, in_channels=64),
         )
     )
-    assert isinstance(model.backbone, GatedResNetCifar)
+    assert isinstance(model.backbone, ResNetCifar) and find_gates(model.backbone)
     x = torch.rand(2, 3, 32, 32)
     assert model(x, mode='tensor').shape == (2, 10)
     samples = [DataSample().set_gt_label(label) for label in (3, 7)]
@@ -165,12 +171,12 @@ def test_classifier_of_mmpretrain():
 @pytest.mark.parametrize(
     ('options', 'message'),
     [
-        (dict(depth=18), 'depth=18 must be one of 20, 32, 44, 56, 110'),
+        (dict(depth=18), 'ResNetCifar: depth=18 must be one of 20, 32, 44, 56, 110'),
         (dict(depth=20, out_indices=(3,)), r'out_indices=\(3,\) must be some of \(0, 1, 2\)'),
         (dict(depth=20, out_indices=()), r'out_indices=\(\) must be some of'),
         (dict(depth=20, frozen_stages=4), 'frozen_stages=4 must be from -1 .none. to 3'),
         (dict(depth=20, gated_blocks=['layer3.3']), "'layer3.3' names no block"),
-        (dict(depth=20, gated_convs=['conv2']), r"gated_convs=\('conv2',\) must be some of"),
+        (dict(depth=20, gated_convs=['conv2']), r"gated_convs=\['conv2'\]: .* is no site; .* conv1"),
     ],
 )
 def test_bad_options(options, message):

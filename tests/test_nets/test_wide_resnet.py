@@ -11,6 +11,11 @@ from fgc_mm.gates import find_gates, force_gates
 from fgc_mm.nets import GatedWideResNet
 
 
+def by_gate(masks):
+    """Masks of blocks by the names of their gates."""
+    return {f'gates.{block.replace(".", "-")}-conv1': mask for block, mask in masks.items()}
+
+
 def randomize(model, seed=0):
     """Every parameter and statistic away from its initial value."""
     generator = torch.Generator().manual_seed(seed)
@@ -62,14 +67,14 @@ def reference(weights, x, blocks, training, masks=None):
 def test_equals_the_literal_network(depth, widen_factor, training):
     model = GatedWideResNet(depth, widen_factor, out_indices=(0, 1, 2)).train(training)
     randomize(model)
-    dense = {key: value for key, value in model.state_dict().items() if 'gate' not in key}
+    dense = {key: value for key, value in model.state_dict().items() if not key.startswith('gates.')}
     masks = {
-        name.rpartition('.')[0]: (torch.rand(3, gate.channels) > 0.5).float()
-        for name, gate in find_gates(model).items()
+        gate.block: (torch.rand(3, gate.channels) > 0.5).float()
+        for gate in find_gates(model).values()
     }
     x = torch.randn(3, 3, 16, 16)
     blocks = (depth - 4) // 6
-    for forced, kept in ((1.0, None), ({f'{k}.gate1': m for k, m in masks.items()}, masks)):
+    for forced, kept in ((1.0, None), (by_gate(masks), masks)):
         expected = reference(dense, x, blocks, training, kept)
         with torch.no_grad(), force_gates(model, forced):
             outs = model(x)
@@ -84,12 +89,12 @@ def test_names_and_sizes_of_28_10():
     model = GatedWideResNet()
     assert model.feat_dim == 640
     # 36.5 M parameters (table 4 of arXiv 1605.07146), 6,410 of them the classifier.
-    dense = sum(p.numel() for name, p in model.named_parameters() if 'gate' not in name)
+    dense = sum(p.numel() for name, p in model.named_parameters() if not name.startswith('gates.'))
     assert dense + 6_410 == 36_479_194
     assert len(find_gates(model)) == 12
     shortcuts = [name for name in model.state_dict() if 'shortcut' in name]
     assert shortcuts == [f'layer{i}.0.shortcut.weight' for i in (1, 2, 3)]
-    plain = [name for name in model.state_dict() if 'gate' not in name]
+    plain = [name for name in model.state_dict() if not name.startswith('gates.')]
     assert list(GatedWideResNet(gate=None).state_dict()) == plain
 
 
@@ -110,7 +115,7 @@ def test_dropout_stands_between_mask_and_conv2():
     mask = torch.zeros(32)
     mask[:16] = 1
     x = torch.randn(8, 3, 16, 16)
-    with torch.no_grad(), force_gates(model, {'layer1.0.gate1': mask}):
+    with torch.no_grad(), force_gates(model, {'gates.layer1-0-conv1': mask}):
         model(x)
         model.eval()
         model(x)

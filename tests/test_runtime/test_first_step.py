@@ -4,6 +4,7 @@
 import pytest
 import torch
 import torch.nn as nn
+from left_hooks import hooks_on
 from mmengine.config import Config
 
 from fgc_mm.errors import RunError
@@ -60,4 +61,4 @@ def test_the_layer_that_fails_is_named_and_then_no_longer_watched(make_runner, t
     watch_first_steps(runner, KeptConfig(Config()))
     with pytest.raises(RunError, match=r'step failed in wrong\.1: Linear\(in_features=5'):
         runner.train()
-    assert not nn.modules.module._global_forward_hooks
+    assert not hooks_on(runner.model)

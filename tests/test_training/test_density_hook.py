@@ -10,10 +10,11 @@ from fgc_mm.gates import find_gates
 from fgc_mm.training import DensityHook
 
 FBS = dict(
-    type='GatedResNet',
+    type='mmdet.GatedResNet',
     depth=18,
     base_channels=8,
     stem_channels=8,
+    norm_eval=False,
     gate=dict(type='FBSGate', density=0.25, weight_scale=0.01),
 )
 

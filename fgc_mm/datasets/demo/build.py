@@ -48,9 +48,6 @@ def ensure_demo_data(
         kinds (str | Sequence[str]): Any of ``'classification'``, ``'detection'`` and
             ``'segmentation'``. Defaults to all of them.
         force (bool): Build again what is there already. Defaults to False.
-
-    Raises:
-        UsageError: If a kind is not known.
     """
     kinds = [kinds] if isinstance(kinds, str) else list(kinds)
     if not set(kinds) <= set(DEMO_KINDS):
@@ -62,12 +59,7 @@ def ensure_demo_data(
 
 
 def is_complete(folder: Path, kind: str) -> bool:
-    """Whether a folder holds this version of the demo data, every file at its size.
-
-    Args:
-        folder (Path): Folder of one kind.
-        kind (str): Which kind it should be.
-    """
+    """Whether a folder holds this version of the demo data, every file at its size."""
     manifest = _read_manifest(folder)
     if manifest.get('kind') != kind or manifest.get('version') != DEMO_VERSION:
         return False

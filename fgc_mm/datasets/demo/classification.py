@@ -17,14 +17,7 @@ PICTURES = {'train': 2, 'val': 1}
 
 
 def build_classification(root: Path) -> dict[str, dict[str, list[int]]]:
-    """Write ``{train,val}/<digit>/<index>_<picture>.png``.
-
-    Args:
-        root (Path): Folder to write into.
-
-    Returns:
-        dict: For every split and picture the digits that are in it.
-    """
+    """Write ``{train,val}/<digit>/<index>_<picture>.png``."""
     digits = load_digits()
     sources: dict[str, dict[str, list[int]]] = {}
     for split, indices in digits.splits.items():

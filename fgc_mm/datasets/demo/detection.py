@@ -33,11 +33,7 @@ def is_difficult(digit: DrawnDigit) -> bool:
 
 
 def draw_detection_scenes(split: str) -> list[Scene]:
-    """All scenes of a split, in the order of their numbers.
-
-    Args:
-        split (str): ``'train'`` or ``'val'``.
-    """
+    """All scenes of a split, in the order of their numbers."""
     part = list(SCENES).index(split)
     stream = shuffled(load_digits().splits[split], np.random.default_rng([SEED, 2, part]))
     scenes = []
@@ -49,14 +45,7 @@ def draw_detection_scenes(split: str) -> list[Scene]:
 
 
 def build_detection(root: Path) -> dict[str, dict[str, list[int]]]:
-    """Write ``VOCdevkit/VOC2007``.
-
-    Args:
-        root (Path): Folder to write into.
-
-    Returns:
-        dict: For every split and picture the digits that are in it.
-    """
+    """Write ``VOCdevkit/VOC2007``."""
     voc = root / 'VOCdevkit' / 'VOC2007'
     for folder in ('Annotations', 'ImageSets/Main', 'JPEGImages'):
         (voc / folder).mkdir(parents=True)

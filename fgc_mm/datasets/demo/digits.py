@@ -49,9 +49,6 @@ def load_digits() -> Digits:
 
     Every class gives the same number of digits to ``val`` and the rest to
     ``train``. The data names no writers, so one writer may be in both.
-
-    Raises:
-        MissingPackageError: If scikit-learn is not installed.
     """
     try:
         from sklearn import datasets
@@ -82,17 +79,7 @@ def shuffled(indices: Sequence[int] | np.ndarray, rng: np.random.Generator) -> I
 def draw_digit(
     image: np.ndarray, size: float, rng: np.random.Generator, max_angle: float = 10.0
 ) -> np.ndarray:
-    """Draw one digit large, as smooth ink with a soft edge.
-
-    Args:
-        image (np.ndarray): 8 x 8, as in :class:`Digits`.
-        size (float): Height in pixels of the eight rows before rotation.
-        rng (np.random.Generator): Source of angle, slant and width.
-        max_angle (float): Largest rotation in degrees. Defaults to 10.
-
-    Returns:
-        np.ndarray: Square float32 patch, 0 is paper and 1 is ink.
-    """
+    """Draw one digit large, as smooth ink with a soft edge."""
     angle = np.deg2rad(rng.uniform(-max_angle, max_angle))
     slant = rng.uniform(-0.12, 0.12)
     width = rng.uniform(0.9, 1.1)

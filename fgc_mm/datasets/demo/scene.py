@@ -99,14 +99,7 @@ def draw_background(rng: np.random.Generator, size: int) -> np.ndarray:
 def draw_scene(
     rng: np.random.Generator, stream: Iterator[int], count: int, style: SceneStyle
 ) -> Scene:
-    """Draw a scene.
-
-    Args:
-        rng (np.random.Generator): Source of everything random.
-        stream (Iterator[int]): Digits to take.
-        count (int): How many digits, fewer if they find no room.
-        style (SceneStyle): Sizes, contrast and so on.
-    """
+    """Draw a scene."""
     canvas = _Canvas(rng, style)
     background = _to_uint8(canvas.image)
     low, high = np.log(style.digit_size)

@@ -33,12 +33,6 @@ def label_map(scene: Scene) -> np.ndarray:
     """Train ids of a scene: 0 is background, digit d is d + 1.
 
     The soft edge, one pixel on either side of the ink's outline, is ignored.
-
-    Args:
-        scene (Scene): The scene.
-
-    Returns:
-        np.ndarray: H x W, uint8.
     """
     labels = np.zeros(scene.image.shape[:2], np.uint8)
     neighbors = np.ones((3, 3), np.uint8)
@@ -50,14 +44,7 @@ def label_map(scene: Scene) -> np.ndarray:
 
 
 def build_segmentation(root: Path) -> dict[str, dict[str, list[int]]]:
-    """Write ``leftImg8bit`` and ``gtFine``.
-
-    Args:
-        root (Path): Folder to write into.
-
-    Returns:
-        dict: For every split and picture the digits that are in it.
-    """
+    """Write ``leftImg8bit`` and ``gtFine``."""
     sources: dict[str, dict[str, list[int]]] = {}
     for part, (split, cities) in enumerate(CITIES.items()):
         sources[split] = {}

@@ -10,12 +10,7 @@ import numpy as np
 
 
 def write_image(path: Path, image: np.ndarray) -> None:
-    """Write an RGB picture or a label map; the suffix decides the format.
-
-    Args:
-        path (Path): File to write; its folder is made if need be.
-        image (np.ndarray): H x W x 3 (RGB) or H x W, uint8.
-    """
+    """Write an RGB picture or a label map; the suffix decides the format."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if image.ndim == 3:
         image = np.ascontiguousarray(image[..., ::-1])

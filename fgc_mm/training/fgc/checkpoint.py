@@ -12,8 +12,8 @@ from mmengine.runner import Runner, find_latest_checkpoint
 
 from ...errors import CheckpointError, in_context
 from ...runtime import SafeCheckpointHook
-from ...runtime.companions import find_companion, read_companion
-from ...runtime.work_dir_paths import run_folders
+from ...runtime.checkpoints.companions import find_companion, read_companion
+from ...runtime.checkpoints.work_dir_paths import run_folders
 from ..schedules import epochs_seen
 
 if TYPE_CHECKING:
@@ -74,35 +74,31 @@ class FGCCheckpoint:
 
     def before_save(self, runner: Runner, checkpoint: dict) -> None:
         """Write the banks and refer to them. Called on the main process only."""
-        hook = self.hook
-        if not hook.couplings:
+        coupling = self.hook.coupling
+        if coupling is None:
             return
         path = None
         # Without an optimizer it is one of the best, and not meant to be resumed.
         if self.save_banks and 'optimizer' in checkpoint:
-            if self._token[0] != hook.seen:
-                self._token = hook.seen, uuid.uuid4().hex
+            if self._token[0] != coupling.seen:
+                self._token = coupling.seen, uuid.uuid4().hex
             saver = SafeCheckpointHook.of(runner)
-            path = saver.add_companion(_BANKS, self._token[1], self._state())
+            path = saver.add_companion(_BANKS, self._token[1], coupling.state_dict())
         checkpoint[_KEY] = dict(
-            seen=hook.seen,
-            num_instances=hook.num_instances,
+            seen=coupling.seen,
+            num_instances=coupling.num_instances,
             banks=path,
             token=None if path is None else self._token[1],
         )
 
-    def _state(self) -> dict[str, Any]:
-        hook = self.hook
-        return dict(
-            num_instances=hook.num_instances,
-            layers={name: layer.state_dict() for name, layer in hook.couplings.items()},
-            turnover={name: meter.state_dict() for name, meter in hook.meters.items()},
-        )
-
     def _resume(self, runner: Runner) -> None:
-        hook, loaded = self.hook, self._loaded or {}
-        same_size = loaded.get('num_instances') == hook.num_instances
-        hook.seen = loaded['seen'] if same_size else round(epochs_seen(runner) * hook.num_instances)
+        coupling, loaded = self.hook.coupling, self._loaded or {}
+        assert coupling is not None
+        same_size = loaded.get('num_instances') == coupling.num_instances
+        if same_size:
+            coupling.seen = loaded['seen']
+        else:
+            coupling.seen = round(epochs_seen(runner) * coupling.num_instances)
         recorded = loaded.get('banks')
         if self.fresh_banks or (recorded is None and not self.save_banks):
             runner.logger.log(logging.WARNING, 'FGCHook: resuming with fresh banks')
@@ -122,30 +118,11 @@ class FGCCheckpoint:
                 f'the file there. {advice}'
             )
         with in_context('FGCHook', after=f'. {advice}'):
-            self._load(path, loaded['token'])
+            state = read_companion(path)
+            if state['token'] != loaded['token']:
+                raise CheckpointError(
+                    f'{path} belongs to another checkpoint than the one to be resumed'
+                )
+            with in_context(path):
+                coupling.load_state_dict(state)
         runner.logger.info(f'FGCHook: banks resumed from {path}')
-
-    def _load(self, path: str, token: str) -> None:
-        """Take over a file of banks, or raise a CheckpointError that says why not."""
-        hook, state = self.hook, read_companion(path)
-        if state['token'] != token:
-            raise CheckpointError(
-                f'{path} belongs to another checkpoint than the one to be resumed'
-            )
-        if state['num_instances'] != hook.num_instances:
-            raise CheckpointError(
-                f'{path} is of a training set of {state["num_instances"]} instances, this one has '
-                f'{hook.num_instances}'
-            )
-        there, here = set(state['layers']), set(hook.couplings)
-        if there != here:
-            raise CheckpointError(
-                f'{path} has banks of the gates {sorted(there)}, the config couples {sorted(here)}'
-            )
-        for name, coupling in hook.couplings.items():
-            with in_context(f'{path}, {name}'):
-                coupling.load_state_dict(state['layers'][name])
-        for name, meter in hook.meters.items():
-            saved = state['turnover'].get(name)
-            if saved is not None and saved['last'].shape == meter.last.shape:
-                meter.load_state_dict(saved)

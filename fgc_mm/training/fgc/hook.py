@@ -3,32 +3,28 @@
 
 from __future__ import annotations
 
-import math
-import os
 from typing import Any, Optional
 
 import torch
 import torch.nn as nn
-from mmengine.dist import get_rank
 from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 from torch import Tensor
 
-from ...coupling import CouplingResult, LayerCoupling, TurnoverMeter, map_layers
+from ...coupling import Coupling, LayerCoupling
 from ...coupling.approximate import ApproximateSearch
+from ...coupling.batch import check_finite
 from ...datasets import install_instance_index, refuse_mixing
 from ...errors import UsageError, in_context
-from ...gates import Gate, select_blocks
+from ...gates import Gate
 from ...gates.utils import Layers
 from ...runtime import FiniteHook, SafeCheckpointHook, unwrap
-from ...runtime.argument_types import argument_faults
+from ...runtime.config.argument_types import argument_faults
 from ..budget.hook import BudgetHook
 from ..gate_loss_hook import GateLossHook
 from ..schedules import BUDGET, ScheduleCfg, build_schedule
-from .batch import Batch, check_finite, collect_batch, gather_rows
 from .checkpoint import FGCCheckpoint
-
-_OVERLAP_SAMPLE = 256
+from .samples import read_samples
 
 
 @HOOKS.register_module()
@@ -38,7 +34,7 @@ class FGCHook(GateLossHook):
 
     Every gate of a chosen block is coupled: instances that are neighbors in its
     feature space are drawn together in its gate space, see
-    :class:`~fgc_mm.coupling.LayerCoupling`. The hook numbers the instances of the
+    :class:`~fgc_mm.coupling.Coupling`. The hook numbers the instances of the
     training set by itself (:func:`~fgc_mm.datasets.install_instance_index`), in
     several processes lets all of them work on the common batch, so that every
     rank holds the same banks after every step, and saves the banks beside each
@@ -141,43 +137,23 @@ class FGCHook(GateLossHook):
             raise UsageError(f'FGCHook: warmup_epochs={warmup_epochs!r} must be 0 or more')
         for fault in argument_faults(ApproximateSearch, approximate or {}, 'FGCHook: approximate'):
             raise UsageError(fault)
-        self.layers = layers
         self.eta = build_schedule(eta, 'FGCHook: eta')
         self._eta = self.eta
-        self.warmup_epochs = warmup_epochs
-        self.shared = shared
-        self.source = source
-        self.mmap_dir = mmap_dir
         self.given_num_instances = num_instances
-        self.seed = seed
-        self.settings: dict[str, Any] = dict(
-            k=k,
-            form=form,
-            tau=tau,
-            source=source,
-            space=space,
-            include_self=include_self,
-            momentum=momentum,
-            normalize_feature=normalize_feature,
-            backend=backend,
-            approximate=approximate,
-            dtype=bank_dtype,
-            storage=bank_storage,
-        )
+        each: dict[str, Any] = dict(
+            k=k, form=form, tau=tau, source=source, space=space, include_self=include_self,
+            momentum=momentum, normalize_feature=normalize_feature, backend=backend,
+            dtype=bank_dtype, storage=bank_storage,
+        )  # fmt: skip
         # A mistake in these shows now, and not after the data is loaded.
         with in_context('FGCHook'):
-            LayerCoupling(num_instances=k + 1, dim=1, **{**self.settings, 'approximate': None})
-        self.couplings: dict[str, LayerCoupling] = {}
-        self.meters: dict[str, TurnoverMeter] = {}
-        self.num_instances = 0
-        self.seen = 0
-        self._pending: list[Batch] = []
+            LayerCoupling(num_instances=k + 1, dim=1, **each)
+        self.options: dict[str, Any] = dict(
+            each, layers=layers, shared=shared, warmup_epochs=warmup_epochs, mmap_dir=mmap_dir,
+            approximate=approximate, seed=seed,
+        )  # fmt: skip
+        self.coupling: Optional[Coupling] = None
         self.checkpoint = FGCCheckpoint(self, save_banks, fresh_banks)
-
-    @property
-    def epochs(self) -> float:
-        """Epochs of this training so far: instances seen / N."""
-        return self.seen / self.num_instances
 
     def before_run(self, runner: Runner) -> None:
         SafeCheckpointHook.of(runner)
@@ -186,28 +162,14 @@ class FGCHook(GateLossHook):
         """Number the instances, build the banks or take over the saved ones."""
         super().before_train(runner)
         model = unwrap(runner.model)
-        labels = self._count_instances(runner, model)
+        num_instances, labels = self._count_instances(runner, model)
         self._eta = self.eta.settled(runner, 'FGCHook: eta')
         self._look_at_budget(runner)
         with in_context('FGCHook'):
-            blocks = select_blocks(model, self.layers)
-        gates = dict(gate for block in blocks.values() for gate in block)
-        for gate in gates.values():
-            gate.wants_feature = True
-        device = next(model.parameters()).device
-        self.couplings = {
-            name: self._build_coupling(name, gate, number, device, labels)
-            for number, (name, gate) in enumerate(gates.items())
-        }
-        searched = list(gates)[-1:] if self.shared else list(gates)
-        k = self.settings['k']
-        self.meters = {name: TurnoverMeter(self.num_instances, k) for name in searched}
-        self.seen = 0
-        banks = [bank for c in self.couplings.values() for bank in (c.feature_bank, c.gate_bank)]
-        size = sum(bank.data.numel() * bank.data.element_size() for bank in banks)
+            self.coupling = Coupling(model, num_instances, labels=labels, **self.options)
         runner.logger.info(
-            f'FGCHook couples {", ".join(gates)} over N={self.num_instances} instances; '
-            f'the banks take {size / 2**20:.1f} MiB'
+            f'FGCHook couples {", ".join(self.coupling.gates)} over N={num_instances} instances; '
+            f'the banks take {self.coupling.bank_bytes / 2**20:.1f} MiB'
         )
         self.checkpoint.before_train(runner)
 
@@ -218,25 +180,20 @@ class FGCHook(GateLossHook):
             refuse_mixing(runner.train_dataloader.dataset, _preprocessor(model))
 
     def loss(self, gates: dict[str, Gate], data_samples: Any, runner: Runner) -> Tensor:
-        records = {name: gates[name].record for name in self.couplings}
-        some = next(iter(self.couplings.values()))
-        needs_labels = some.label_source is not None and bool((some.label_source.labels < 0).any())
-        batch = collect_batch(records, data_samples, needs_labels)  # type: ignore[arg-type]
-        self._check(batch, runner)
-        eta = self._eta.at(self.epochs)
-        value = next(iter(records.values())).logits.new_zeros(())  # type: ignore[union-attr]
-        if batch.labels is not None:
-            for coupling in self.couplings.values():
-                assert coupling.label_source is not None
-                coupling.label_source.observe(batch.indices, batch.labels)
-        if eta:
-            value = eta * batch.weight * self._contrast(gates, batch)
-        self._pending.append(batch)
-        return value
+        coupling = self.coupling
+        assert coupling is not None
+        coupling.eta = self._eta.at(coupling.epochs)
+        with in_context('FGCHook'):
+            batch = coupling.collect(lambda: read_samples(data_samples, coupling.needs_labels))
+            # Once a step: nothing below looks again.
+            if not any(isinstance(hook, FiniteHook) and hook.has_looked for hook in runner.hooks):
+                check_finite(batch, f'at iteration {runner.iter + 1}')
+            return coupling.contrast(batch)
 
     def discard(self) -> None:
         super().discard()
-        self._pending.clear()
+        if self.coupling is not None:
+            self.coupling.discard()
 
     def after_train_iter(
         self,
@@ -247,29 +204,25 @@ class FGCHook(GateLossHook):
     ) -> None:
         """Update the banks, now that the step is taken; log turnover and overlap."""
         super().after_train_iter(runner, batch_idx, data_batch, outputs)
-        for batch in self._pending:
-            for name, coupling in self.couplings.items():
-                layer = batch.layers[name]
-                coupling.update(layer.feature, layer.logits, batch.indices, batch.labels)
-            self.seen += len(batch.indices)
-        self._pending.clear()
+        assert self.coupling is not None
+        self.coupling.step()
         if not self.every_n_train_iters(runner, self.log_interval):
             return
-        overlaps = {
-            name: coupling.overlap(sample=_OVERLAP_SAMPLE, seed=runner.iter)
-            for name, coupling in self.couplings.items()
-        }
-        turnovers = {name: meter.compute() for name, meter in self.meters.items()}
         by_gate = {}
-        for kind, values in (('overlap', overlaps), ('turnover', turnovers)):
-            known = {name: value for name, value in values.items() if not math.isnan(value)}
-            by_gate.update({f'fgc/{kind}/{name}': value for name, value in known.items()})
-            if known:
-                mean = sum(known.values()) / len(known)
+        found = dict(overlap=self.coupling.overlap(runner.iter), turnover=self.coupling.turnover())
+        for kind, values in found.items():
+            by_gate.update({f'fgc/{kind}/{name}': value for name, value in values.items()})
+            if values:
+                mean = sum(values.values()) / len(values)
                 runner.message_hub.update_scalar(f'train/fgc/{kind}', mean)
         # Without the prefix 'train/' the console line stays short.
         runner.message_hub.update_scalars(by_gate)
         runner.visualizer.add_scalars(by_gate, step=runner.iter + 1)
+
+    def after_train(self, runner: Runner) -> None:
+        super().after_train(runner)
+        if self.coupling is not None:
+            self.coupling.close()
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         self.checkpoint.after_load(runner, checkpoint)
@@ -289,24 +242,22 @@ class FGCHook(GateLossHook):
             return None
         return super()._after_forward(runner, args, kwargs, losses)
 
-    def _count_instances(self, runner: Runner, model: nn.Module) -> Optional[Tensor]:
-        """Set N; return the labels of all instances, if they are of use and known."""
+    def _count_instances(self, runner: Runner, model: nn.Module) -> tuple[int, Optional[Tensor]]:
+        """N, and the labels of all instances, if they are of use and known."""
         if self.given_num_instances is not None:
-            self.num_instances = self.given_num_instances
-            return None
+            return self.given_num_instances, None
         loader = runner.train_dataloader
         with in_context('FGCHook'):
             refuse_mixing(loader.dataset, _preprocessor(model))
             index = install_instance_index(loader, runner.train_loop)
-        self.num_instances = index.num_instances
         if index.num_items > index.num_instances:
             runner.logger.info(
                 f'FGCHook: the datasets list {index.num_items} items of {index.num_instances} '
                 'different pictures'
             )
-        if self.source != 'label' or index.labels is None:
-            return None
-        return torch.from_numpy(index.labels)
+        if self.options['source'] != 'label' or index.labels is None:
+            return index.num_instances, None
+        return index.num_instances, torch.from_numpy(index.labels)
 
     def _look_at_budget(self, runner: Runner) -> None:
         """Say when the coupling starts, and whether a budget still closes gates then."""
@@ -323,72 +274,6 @@ class FGCHook(GateLossHook):
                     f'while the first {hook.reach:.0%} of the training close them. It learns more '
                     "if it starts then: eta=dict(start='budget', value=...)"
                 )
-
-    def _build_coupling(
-        self, name: str, gate: Gate, number: int, device: torch.device, labels: Optional[Tensor]
-    ) -> LayerCoupling:
-        mmap_dir = None
-        if self.mmap_dir is not None and self.settings['storage'] == 'mmap':
-            mmap_dir = os.path.join(self.mmap_dir, f'rank{get_rank()}', name)
-        with in_context(f'FGCHook: {name}'):
-            return LayerCoupling(
-                num_instances=self.num_instances,
-                dim=gate.channels,
-                device=device,
-                mmap_dir=mmap_dir,
-                labels=labels,
-                seed=1000 * self.seed + number,
-                **self.settings,
-            )
-
-    def _check(self, batch: Batch, runner: Runner) -> None:
-        """Raise, on all ranks alike, before anything of the batch is used."""
-        next(iter(self.couplings.values())).feature_bank.check_indices(batch.indices)
-        # Once a step: nothing below looks again.
-        if not any(isinstance(hook, FiniteHook) and hook.has_looked for hook in runner.hooks):
-            check_finite(batch, runner.iter + 1)
-
-    def _contrast(self, gates: dict[str, Gate], batch: Batch) -> Tensor:
-        """Sum of L_g over the coupled gates, of this rank's instances."""
-        own = batch.own
-        indices = batch.indices[own]
-        warmup = self.epochs < self.warmup_epochs
-
-        def couple(name: str, shared: Optional[Tensor] = None) -> CouplingResult:
-            record, feature = gates[name].record, batch.layers[name].feature[own]
-            assert record is not None
-            return self.couplings[name].loss(
-                feature, record.logits, indices, neighbors=shared, warmup=warmup
-            )
-
-        # From the last to the first: the last one's neighbors may be shared.
-        names = list(reversed(self.couplings))
-        if self.shared:
-            first = couple(names[0])
-            results = [first, *(couple(name, first.neighbors) for name in names[1:])]
-        else:
-            device = batch.layers[names[0]].feature.device
-            results = map_layers(couple, names, device)
-        neighbors = {
-            name: result.neighbors
-            for name, result in zip(names, results, strict=True)
-            if result.neighbors is not None and name in self.meters
-        }
-        if neighbors:
-            self._note_turnover(neighbors, batch)
-        return torch.stack([result.loss for result in results]).sum()
-
-    def _note_turnover(self, neighbors: dict[str, Tensor], batch: Batch) -> None:
-        """Tell the meters, on all ranks alike, about the watched instances."""
-        watched = torch.isin(batch.indices, next(iter(self.meters.values())).chosen)
-        if not bool(watched.any()):
-            return
-        mine = watched[batch.own].to(next(iter(neighbors.values())).device)
-        counts = [int(part.sum()) for part in watched.split(batch.counts)]
-        rows = torch.cat([found[mine] for found in neighbors.values()], dim=1)
-        pieces = gather_rows(rows, counts).split(self.settings['k'], dim=1)
-        for name, piece in zip(neighbors, pieces, strict=True):
-            self.meters[name].update(batch.indices[watched], piece)
 
 
 def _preprocessor(model: nn.Module) -> Optional[nn.Module]:

@@ -12,6 +12,7 @@ from fgc_mm.errors import UsageError
 from fgc_mm.gates import find_gates
 from fgc_mm.macs import count_macs
 from fgc_mm.training import BudgetHook
+from fgc_mm.training.budget.budget import Budget
 
 OPTIMIZERS = {
     'sgd': dict(type='SGD', lr=0.05, momentum=0.9),
@@ -114,7 +115,7 @@ def test_averaged_weights_are_not_chased(digits_cfg, build):
     cfg.default_hooks.checkpoint = None
     runner = build(cfg)
     runner.train()
-    assert budget_hook(runner).controller.state.hard > 0.4
+    assert budget_hook(runner).budget.controller.state.hard > 0.4
 
 
 @pytest.mark.parametrize(('backbone', 'taken'), [('backbone', True), ('', False)])
@@ -135,24 +136,23 @@ def test_a_missed_target_is_a_warning(make_runner, monkeypatch):
     assert 'tools/test.py --budget 0.5' in said[-1][1]
 
 
-def test_the_share_is_that_of_evaluation(make_runner, toy):
+def test_the_share_is_that_of_evaluation(make_runner, toy, monkeypatch):
     model = toy.task()
     runner = make_runner([dict(type='BudgetHook', target=0.5, check_interval=1)], model=model, n=4)
-    hook = budget_hook(runner)
-    seen = []
+    seen, evaluate = [], Budget._evaluate
 
-    def evaluate(inputs):
+    def compared(self, args, kwargs):
         before = {name: m.training for name, m in model.named_modules()}
         records = [gate.record for gate in find_gates(model).values()]
-        found = BudgetHook._evaluate(hook, inputs)
+        found = evaluate(self, args, kwargs)
         assert before == {name: m.training for name, m in model.named_modules()}
         for gate, record in zip(find_gates(model).values(), records, strict=True):
             assert gate.record is record
-        seen.append((found, executed(model, inputs[0])))
+        seen.append((found, executed(model, args[0])))
         model.train()
         return found
 
-    hook._evaluate = evaluate
+    monkeypatch.setattr(Budget, '_evaluate', compared)
     runner.train()
     assert len(seen) == 1
     assert seen[0][0] == pytest.approx(seen[0][1])
@@ -170,7 +170,7 @@ def test_no_layer_falls_below_its_floor(make_runner, toy):
         hook = dict(type='BudgetHook', target=0.6, floor=floor)
         runner = make_runner([hook], model=model, max_iters=60)
         runner.train()
-        lowest[floor] = min(budget_hook(runner).controller.state.openness)
+        lowest[floor] = min(budget_hook(runner).budget.controller.state.openness)
     assert lowest[0.0] < 0.1
     assert lowest[0.25] > 0.2
 
@@ -223,10 +223,10 @@ def test_a_resumed_run_is_the_uninterrupted_one(make_runner, toy, tmp_path):
         [hook, toy.probe(seed=5)], load_from=str(tmp_path / 'epoch_2.pth'), resume=True, **common
     )
     resumed.train()
-    states = [budget_hook(r).controller.state_dict() for r in (straight, resumed)]
+    states = [budget_hook(r).budget.controller.state_dict() for r in (straight, resumed)]
     assert states[0] == states[1]
     assert states[0]['seen'] == 12 and states[0]['checks'] == 6
-    pulls = [budget_hook(r).pull.state_dict()['means'] for r in (straight, resumed)]
+    pulls = [budget_hook(r).budget.pull.state_dict()['means'] for r in (straight, resumed)]
     assert torch.equal(*pulls) and pulls[0][2].min() == 12
     for a, b in zip(straight.model.parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(a, b)
@@ -254,7 +254,7 @@ def test_a_state_is_for_resuming_only(make_runner, tmp_path):
         [dict(type='BudgetHook', target=0.5)], load_from=str(tmp_path / 'other.pth')
     )
     runner.train()
-    state = budget_hook(runner).controller.state
+    state = budget_hook(runner).budget.controller.state
     assert state.seen == 3 and state.start > 0.5
 
 
@@ -297,7 +297,7 @@ def test_mistakes_show_before_the_first_step(make_runner, toy):
     refused('two of them', half, dict(type='BudgetHook', save=0.2))
     refused(r'BudgetHook: the model ToyTask .* has no gates', half,
             model=toy.task(dict(toy.backbone, gate=None)))  # fmt: skip
-    refused('cost of FBSGate backbone.layer1.0.gate1 is not learned', half,
+    refused('cost of FBSGate backbone.gates.layer1-0-conv1 is not learned', half,
             model=toy.task(dict(toy.backbone, gate=dict(type='FBSGate'))))  # fmt: skip
     refused("backbone='body' is no part of ToyTask", dict(half, backbone='body'))
     refused("backbone='head' of ToyTask has no gates", dict(half, backbone='head'))

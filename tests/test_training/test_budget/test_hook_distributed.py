@@ -27,7 +27,7 @@ class BudgetRecorder(Hook):
         gates = find_gates(unwrap(runner.model)).values()
         hard = [(g.record.probs > 0.5).float().mean() for g in gates]
         self.steps.append(dict(
-            state=self.hook.controller.state_dict(),
+            state=self.hook.budget.controller.state_dict(),
             bias=[g.fc2.bias.detach().clone() for g in gates],
             openness=torch.stack(hard),
         ))

@@ -11,8 +11,8 @@ import torch
 from mmengine.hooks import EMAHook, Hook
 
 from fgc_mm.runtime import RandomStateHook
-from fgc_mm.runtime.companions import read_companion
-from fgc_mm.runtime.random_state_hook import checkpoint_due
+from fgc_mm.runtime.checkpoints.companions import read_companion
+from fgc_mm.runtime.checkpoints.random_state_hook import checkpoint_due
 from fgc_mm.training import FGCHook
 
 FGC = dict(type='FGCHook', layers=[-2, -1], k=5, eta=0.1, log_interval=2)
@@ -44,12 +44,12 @@ def everything(runner):
     hook = fgc(runner)
     if hook is None:
         return state
-    for name, c in hook.couplings.items():
+    for name, c in hook.coupling.layers.items():
         state[f'{name}.feature'] = c.feature_bank.data
         state[f'{name}.gate'] = c.gate_bank.data
-    for name, meter in hook.meters.items():
+    for name, meter in hook.coupling.meters.items():
         state[f'{name}.turnover'] = meter.last
-    state['seen'] = torch.tensor(hook.seen)
+    state['seen'] = torch.tensor(hook.coupling.seen)
     state['random'] = torch.get_rng_state()
     return {k: v.clone() for k, v in state.items() if v is not None}
 
@@ -148,7 +148,7 @@ def test_resumed_iterations_are_the_same(digits_cfg, tmp_path, train):
     full = train(digits_cfg(HOOKS, **loop))
     checkpoint = move(full.work_dir, tmp_path / 'elsewhere', 'iter_4')
     resumed = train(digits_cfg(HOOKS, work_dir='again', resume=True, load_from=checkpoint, **loop))
-    assert fgc(resumed).epochs == 8 * 16 / 40
+    assert fgc(resumed).coupling.epochs == 8 * 16 / 40
     assert_same(full, resumed)
 
 
@@ -181,7 +181,7 @@ def test_files_beside_the_checkpoints(digits_cfg, changes, train):
         'epoch_3.banks.pth', 'epoch_3.pth', 'epoch_4.banks.pth', 'epoch_4.pth',
     ]  # fmt: skip
     saved = read_companion(os.path.join(runner.work_dir, 'epoch_4.banks.pth'))
-    for name, c in fgc(runner).couplings.items():
+    for name, c in fgc(runner).coupling.layers.items():
         assert torch.equal(saved['layers'][name]['gate']['data'], c.gate_bank.data)
     assert not [f for f in os.listdir(runner.work_dir) if f.endswith('.partial')]
     # A resumed run removes those an earlier process has written.
@@ -200,7 +200,7 @@ def test_switched_off(digits_cfg, train):
     assert not [f for f in os.listdir(runner.work_dir) if 'banks' in f]
     resumed = train(digits_cfg([hook], max_epochs=2, resume=True))
     assert 'resuming with fresh banks' in log_of(resumed)
-    assert fgc(resumed).epochs == 2.0
+    assert fgc(resumed).coupling.epochs == 2.0
 
 
 # Refused and ignored
@@ -225,11 +225,11 @@ def test_what_does_not_fit_is_refused(digits_cfg, tmp_path, train, build):
         **{'train_dataloader.dataset.indices': 30},
     )
     resume(
-        r"banks of the gates .*layer3.1.gate1.*the config couples \['backbone.layer3.2.gate1'\]",
+        r"banks of the gates .*layer3-1-conv1.*coupled are \['backbone.gates.layer3-2-conv1'\]",
         hook={**FGC, 'layers': [-1]},
     )
     resume(
-        'layer3.1.gate1: feature bank: .*dtype is .float32. there and .float16. here',
+        'gates.layer3-1-conv1: feature bank: .*dtype is .float32. there and .float16. here',
         hook={**FGC, 'bank_dtype': 'float16'},
     )
     # Of another width: the gates of the first blocks, under the names of the last.
@@ -253,7 +253,7 @@ def test_what_does_not_fit_is_refused(digits_cfg, tmp_path, train, build):
     cfg.load_from = str(folder / 'epoch_2.pth')
     resumed = train(cfg)
     assert 'resuming with fresh banks' in log_of(resumed) and resumed.iter == 9
-    assert fgc(resumed).epochs == 3.0
+    assert fgc(resumed).coupling.epochs == 3.0
 
 
 def test_a_checkpoint_of_a_training_without_banks_is_refused(digits_cfg, train):
@@ -274,7 +274,7 @@ def test_load_from_and_testing_ignore_banks(digits_cfg, changes, train, build):
         digits_cfg([FGC], work_dir='second', max_epochs=1, load_from=checkpoint, **changes, **fewer)
     )
     assert notice.format('load_from') in log_of(second)
-    assert fgc(second).seen == 30
+    assert fgc(second).coupling.seen == 30
 
     test = dict(test_dataloader=changes['val_dataloader'], test_cfg=dict())
     test.update(test_evaluator=changes['val_evaluator'], load_from=checkpoint)

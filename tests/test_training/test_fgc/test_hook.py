@@ -16,6 +16,7 @@ from mmengine.registry import OPTIM_WRAPPERS
 from fgc_mm.gates import find_gates
 from fgc_mm.runtime import unwrap
 from fgc_mm.training import FGCHook, epochs_seen
+from fgc_mm.training.fgc import hook
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def test_loss_and_banks_are_those_of_the_equations(form, train):
         together = torch.cat([batch['indices'] for batch in watch.batches[epoch : epoch + 3]])
         assert together.sort().values.tolist() == list(range(40))
     watch.check(steps=6, form=form)
-    assert watch.hook.epochs == 2.0
+    assert watch.hook.coupling.epochs == 2.0
 
 
 def test_the_gradient_comes_from_the_coupled_gates(train):
@@ -75,7 +76,7 @@ def test_label_source(train):
     _, watch = train({**FGC, 'source': 'label', 'k': 9}, max_epochs=1)
     # Ten pictures of each class, so its nine others are the neighbors.
     labels = torch.arange(40) // 10
-    for name, coupling in watch.hook.couplings.items():
+    for name, coupling in watch.hook.coupling.layers.items():
         assert coupling.label_source.labels.tolist() == labels.tolist()
         batch = watch.batches[0]
         bank = watch.banks[name][1]
@@ -98,15 +99,15 @@ def test_warm_up_and_schedule_count_instances_seen(train):
     for batch, eta in zip(watch.batches, etas, strict=True):
         batch['loss'] *= 0.1 / eta
     watch.check(steps=5, warmup=lambda step: step < 2)
-    assert watch.hook.epochs == 2.0
+    assert watch.hook.coupling.epochs == 2.0
 
 
 def test_repeated_pictures_are_one_instance(train, digits_cfg):
     inner = digits_cfg().train_dataloader.dataset
     dataset = dict(_delete_=True, type='RepeatDataset', times=2, dataset=dict(**inner))
     runner, watch = train(max_epochs=1, **{'train_dataloader.dataset': dataset})
-    assert watch.hook.num_instances == 40
-    assert watch.hook.epochs == 2.0
+    assert watch.hook.coupling.num_instances == 40
+    assert watch.hook.coupling.epochs == 2.0
     assert epochs_seen(runner) == 2.0  # the other hooks' schedules count alike
     # 32 of 80 items in a batch: some pictures come twice, and are mixed in twice.
     indices = [batch['indices'].tolist() for batch in watch.batches]
@@ -122,20 +123,20 @@ class Snapshot(Hook):
 
     def before_val(self, runner):
         hook = next(h for h in runner.hooks if isinstance(h, FGCHook))
-        self.banks = [c.gate_bank.data.clone() for c in hook.couplings.values()]
-        self.seen, self.ran = hook.seen, getattr(self, 'ran', 0) + 1
+        self.banks = [c.gate_bank.data.clone() for c in hook.coupling.layers.values()]
+        self.seen, self.ran = hook.coupling.seen, getattr(self, 'ran', 0) + 1
 
     def after_val(self, runner):
         hook = next(h for h in runner.hooks if isinstance(h, FGCHook))
-        assert self.seen == hook.seen
-        for bank, c in zip(self.banks, hook.couplings.values(), strict=True):
+        assert self.seen == hook.coupling.seen
+        for bank, c in zip(self.banks, hook.coupling.layers.values(), strict=True):
             assert torch.equal(bank, c.gate_bank.data)
         # Not even if the losses are asked for.
         data = next(iter(runner.train_dataloader))
         model = unwrap(runner.model)
         data = model.data_preprocessor(data, training=True)
         assert 'loss_fgc' not in model(**data, mode='loss')
-        assert self.seen == hook.seen
+        assert self.seen == hook.coupling.seen
 
 
 class AutocastCPU(OptimWrapper):
@@ -188,7 +189,7 @@ def test_bottlenecks_couple_all_their_gates(digits_cfg, build):
     watch = Watch()
     runner.register_hook(watch)
     runner.train()
-    names = [f'backbone.layer4.{block}.gate{i}' for block in range(3) for i in (1, 2)]
+    names = [f'backbone.gates.layer4-{block}-conv{i}' for block in range(3) for i in (1, 2)]
     assert list(watch.banks) == names
     watch.check(steps=3)
 
@@ -233,3 +234,14 @@ def test_overlap_and_turnover_are_logged(train):
     (scalars,) = Path(runner.work_dir).rglob('scalars.json')
     lines = [json.loads(line) for line in scalars.read_text().splitlines()]
     assert any(f'fgc/turnover/{LAST_TWO[0]}' in line for line in lines)
+
+
+@pytest.mark.parametrize('action', [None, 'off', 'stop', 'skip'])
+def test_the_hook_looks_unless_finite_hook_has(action, digits_cfg, build, monkeypatch):
+    looked = []
+    monkeypatch.setattr(hook, 'check_finite', lambda batch, when: looked.append(when))
+    finite = [] if action is None else [dict(type='FiniteHook', action=action)]
+    runner = build(digits_cfg([FGC, *finite], max_epochs=1))
+    runner.train()
+    steps = [f'at iteration {step}' for step in range(1, runner.iter + 1)]
+    assert looked == (steps if action in (None, 'off') else [])

@@ -116,12 +116,14 @@ def test_a_nan_batch_never_enters_a_bank(digits_cfg, build):
             hook = next(h for h in runner.hooks if isinstance(h, FGCHook))
             banks[:] = [
                 (bank, bank.data.clone())
-                for c in hook.couplings.values()
+                for c in hook.coupling.layers.values()
                 for bank in (c.feature_bank, c.gate_bank)
             ]
 
     runner.register_hook(Keep())
-    message = 'features of backbone.layer3.1.gate1 contain NaN or Inf for .* iteration 2, .*27'
+    message = (
+        'features of backbone.gates.layer3-1-conv1 contain NaN or Inf for .* iteration 2, .*27'
+    )
     with pytest.raises(ValueError, match=message):
         runner.train()
     assert len(banks) == 4

@@ -8,9 +8,9 @@ import torch
 from two_processes import results_of_ranks, train_in_two_processes
 
 from fgc_mm.coupling import LayerCoupling
-from fgc_mm.runtime.companions import read_companion
+from fgc_mm.runtime.checkpoints.companions import read_companion
 
-GATES = ['backbone.layer3.1.gate1', 'backbone.layer3.2.gate1']
+GATES = ['backbone.gates.layer3-1-conv1', 'backbone.gates.layer3-2-conv1']
 
 # What every rank writes down, in a module the config imports.
 RECORDER = """
@@ -22,7 +22,8 @@ from mmengine.registry import HOOKS
 from mmengine.structures import BaseDataElement
 from fgc_mm.runtime import unwrap
 from fgc_mm.training import FGCHook
-from fgc_mm.training.fgc.batch import collect_batch
+from fgc_mm.coupling.batch import collect_batch
+from fgc_mm.training.fgc.samples import read_samples
 from fgc_mm.gates import find_gates
 
 def digest(tensors):
@@ -41,14 +42,14 @@ class Recorder(Hook):
         unwrap(runner.model).register_forward_hook(self.keep)
 
     def keep(self, model, args, out):
-        for name in self.hook.couplings:
+        for name in self.hook.coupling.layers:
             self.logits[name] = find_gates(model)[name].record.logits
             self.logits[name].retain_grad()
 
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
         model = unwrap(runner.model)
         gates = find_gates(model)
-        layers = self.hook.couplings.values()
+        layers = self.hook.coupling.layers.values()
         banks = [b.data for c in layers for b in (c.feature_bank, c.gate_bank)]
         self.steps.append(dict(
             indices=torch.tensor([s.instance_idx for s in data_batch['data_samples']]),
@@ -57,9 +58,9 @@ class Recorder(Hook):
             grad={n: a.grad for n, a in self.logits.items()},
             loss=outputs['loss_fgc'].detach(),
             banks=digest(banks),
-            meters=digest(m.last for m in self.hook.meters.values()),
+            meters=digest(m.last for m in self.hook.coupling.meters.values()),
             weights=digest(model.parameters()),
-            seen=self.hook.seen,
+            seen=self.hook.coupling.seen,
         ))
 
     def after_train(self, runner):
@@ -68,7 +69,8 @@ class Recorder(Hook):
         size = len(next(iter(records.values())).logits)
         samples = [BaseDataElement(metainfo=dict(instance_idx=0)) for _ in range(size)]
         try:
-            collect_batch(records, [None] * size if get_rank() else samples)
+            shown = [None] * size if get_rank() else samples
+            collect_batch(records, lambda: read_samples(shown, False))
         except Exception as error:
             self.steps[-1]['error'] = f'{type(error).__name__}: {error}'
         torch.save(self.steps, os.path.join(runner.work_dir, f'rank{get_rank()}.pth'))
@@ -139,10 +141,9 @@ def test_two_ranks(launch, tmp_path):
             torch.testing.assert_close(saved[name][kind]['data'], bank.data, rtol=0, atol=1e-6)
 
     # None is left waiting for one that cannot go on.
-    assert 'RuntimeError: FGCHook: rank 1 cannot read its batch' in ranks[0][-1]['error']
+    assert 'RunError: rank 1 cannot read its batch' in ranks[0][-1]['error']
     assert (
-        "ValueError: FGCHook: data sample 0 of this batch has no 'instance_idx'"
-        in (ranks[1][-1]['error'])
+        "UsageError: data sample 0 of this batch has no 'instance_idx'" in (ranks[1][-1]['error'])
     )
 
 

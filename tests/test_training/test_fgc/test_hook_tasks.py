@@ -57,7 +57,7 @@ def test_detection(tmp_path):
     hook = dict(type='FGCHook', k=1, eta=1e-2, form='log_sum', log_interval=1)
     watch = run_task('mmdet', model, dict(type='mmengine.FGCBoxes', pipeline=pipeline), hook,
                      tmp_path)  # fmt: skip
-    assert list(watch.banks) == ['backbone.layer4.0.gate1', 'backbone.layer4.1.gate1']
+    assert list(watch.banks) == ['backbone.gates.layer4-0-conv1', 'backbone.gates.layer4-1-conv1']
     watch.check(steps=2, k=1, eta=1e-2)
 
 
@@ -94,7 +94,7 @@ def test_segmentation(tmp_path):
         test_cfg=dict(mode='whole'),
     )  # fmt: skip
     watch = run_task('mmseg', model, dataset, {**FGC, 'layers': ['layer4.1'], 'k': 4}, tmp_path)
-    assert list(watch.banks) == ['backbone.layer4.1.gate1']
+    assert list(watch.banks) == ['backbone.gates.layer4-1-conv1']
     watch.check(steps=2, k=4)
 
 

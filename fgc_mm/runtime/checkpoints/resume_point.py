@@ -1,0 +1,130 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""The checkpoint ``--resume`` goes on from."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from typing import Optional
+
+from mmengine.config import Config
+from mmengine.logging import print_log
+
+from ...errors import UsageError
+from .companions import companions_of, is_companion
+from .file import file_fault, is_of_a_training
+from .work_dir_paths import checkpoint_folders, is_inside
+
+_MISSING, _ELSEWHERE = 'does not exist', 'is not in this work dir'
+
+
+def go_on(cfg: Config, checkpoint: Optional[str] = None) -> None:
+    """Have a training go on from a checkpoint, or from the latest one in its work dir.
+
+    Without one to go on from, the config's ``load_from`` still holds.
+    """
+    if checkpoint is not None:
+        problem = None if '://' in checkpoint else what_is_wrong(checkpoint)
+        if problem is not None:
+            raise UsageError(f'--resume: checkpoint {checkpoint} {problem}')
+        cfg.resume, cfg.load_from = True, checkpoint
+        return
+    hook = (cfg.get('default_hooks') or {}).get('checkpoint') or {}
+    folders = checkpoint_folders(cfg.work_dir, [hook.get('out_dir')])
+    found, notice = find_resume_point(cfg.work_dir, folders)
+    if notice is not None:
+        print_log(f'--resume: {notice}', 'current', logging.WARNING)
+    if found is not None:
+        cfg.resume, cfg.load_from = True, found
+
+
+def what_is_wrong(path: str) -> Optional[str]:
+    """Why a local checkpoint, or what lies beside it, cannot be gone on from; None if it can."""
+    if os.path.isdir(path):  # as written by deepspeed
+        return None
+    if not os.path.isfile(path):
+        return _MISSING
+    fault = file_fault(path, whole=True)
+    if fault is not None:
+        return f'cannot be read: {fault}'
+    for companion in companions_of(path):
+        fault = file_fault(companion, whole=True)
+        if fault is not None:
+            name = os.path.basename(companion)
+            return f'needs {name} beside it, which cannot be read: {fault}'
+    return None
+
+
+def find_resume_point(
+    work_dir: str, folders: Optional[Sequence[str]] = None
+) -> tuple[Optional[str], Optional[str]]:
+    """The checkpoint to go on from.
+
+    That is the one ``last_checkpoint`` names, also if the folder was moved since.
+    If it is missing, broken or not one of this training, it is the newest whole one of
+    this training.
+
+    Args:
+        work_dir (str): Folder of the training.
+        folders (Sequence[str], optional): Where it writes its checkpoints, see
+            :func:`~fgc_mm.runtime.checkpoints.work_dir_paths.checkpoint_folders`. Defaults to
+            None, there.
+
+    Returns:
+        tuple: The path, None if the training has not saved one yet; and, if it is
+        not the one ``last_checkpoint`` names, a sentence that says so.
+    """
+    folders = list(folders or [work_dir])
+    last = os.path.join(work_dir, 'last_checkpoint')
+    if not os.path.isfile(last):
+        wrong = f'{last} is missing'
+    else:
+        with open(last, errors='replace') as file:
+            named = file.read().strip('\0 \n')
+        problem = _what_is_wrong_with(named, folders)
+        if problem is None:
+            return named, None
+        wrong = f'{last} names {named}, which {problem}' if named else f'{last} is empty'
+        moved = os.path.join(work_dir, os.path.basename(named))
+        if named and problem in (_MISSING, _ELSEWHERE) and what_is_wrong(moved) is None:
+            return moved, f'{wrong}; going on from {moved}'
+    others = [path for folder in folders for path in _checkpoints(folder)]
+    for path in sorted(others, key=os.path.getmtime, reverse=True):
+        if what_is_wrong(path) is None:
+            return path, f'{wrong}; going on from the newest whole checkpoint, {path}'
+    if not os.path.isfile(last) and not others:
+        return None, None
+    found = (
+        f'of {len(others)} checkpoints beside it none is whole' if others else 'there is no other'
+    )
+    example = named if os.path.isfile(last) and problem == _ELSEWHERE else 'CHECKPOINT'
+    raise UsageError(
+        f'--resume: {wrong}, and {found}. Name a checkpoint by --resume {example}, or start anew '
+        'without --resume'
+    )
+
+
+def _what_is_wrong_with(named: str, folders: Sequence[str]) -> Optional[str]:
+    """:func:`what_is_wrong` with what ``last_checkpoint`` names, which may be anything."""
+    if not named:
+        return 'names no file'
+    if '://' not in named and not os.path.exists(named):
+        return _MISSING
+    if not is_inside(named, folders):
+        return _ELSEWHERE
+    return None if '://' in named else what_is_wrong(named)
+
+
+def _checkpoints(folder: str) -> list[str]:
+    """The checkpoints of a folder that can be gone on from."""
+    if not os.path.isdir(folder):
+        return []
+    paths = [os.path.join(folder, name) for name in os.listdir(folder) if name.endswith('.pth')]
+    return [path for path in paths if os.path.isfile(path) and _may_be_resumed(path)]
+
+
+def _may_be_resumed(path: str) -> bool:
+    known = is_of_a_training(path)
+    # What is too broken to tell counts as a checkpoint.
+    return not is_companion(path) if known is None else known

@@ -1,0 +1,206 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""Finding types that do not exist and arguments that nobody has, before anything is built."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Optional
+
+from mmengine import registry
+from mmengine.config import Config
+from mmengine.registry import MODELS, Registry
+from mmengine.runner import Runner
+from torch.utils.data import DataLoader
+
+from ...errors import UsageError
+from ..messages import did_you_mean
+from .argument_types import argument_faults
+
+_MOST = 10
+_PACKAGES = ('fgc_mm', 'mmcv', 'mmdet', 'mmengine', 'mmpretrain', 'mmseg')
+# What these packages build from the registry of models, wherever it stands in one of theirs.
+_MODELS = re.compile(r'backbone|neck|(\w+_)?head|gate|data_preprocessor')
+# The same, but some of their arguments are for whoever uses them.
+_LAYERS = re.compile(r'(norm|conv|act)_cfg|loss(_\w+)?')
+_RUNNERS = ('num_batch_per_epoch', 'disable_subprocess_warning')  # keys of a loader that it takes
+
+
+def check_config(cfg: Config, splits: Collection[str]) -> None:
+    """See that what a Runner will build exists and has the arguments it is given.
+
+    Only what is certain is told: of a class of one of the packages it is known what it builds
+    of its own arguments, of one of the user's it is not.
+    """
+    if 'runner_type' in cfg:  # builds what it wants
+        return
+    walk = _Walk()
+    scope = cfg.get('default_scope') or 'mmengine'
+    walk.model('model', cfg.get('model'), scope)
+    for hooks in ('default_hooks', 'custom_hooks'):
+        for key, hook in _items(hooks, cfg.get(hooks)):
+            walk.part(registry.HOOKS, key, hook, scope, handled=('priority',))
+    visualizer = cfg.get('visualizer')
+    walk.part(registry.VISUALIZERS, 'visualizer', visualizer, scope)
+    backends = visualizer.get('vis_backends') if isinstance(visualizer, Mapping) else None
+    for key, backend in _items('visualizer.vis_backends', backends):
+        walk.part(registry.VISBACKENDS, key, backend, scope)
+    walk.arguments('randomness', Runner.set_randomness, cfg.get('randomness'))
+    for split in splits:
+        walk.loader(f'{split}_dataloader', cfg.get(f'{split}_dataloader'), scope)
+        walk.loop(f'{split}_cfg', cfg.get(f'{split}_cfg'), scope)
+        walk.evaluator(f'{split}_evaluator', cfg.get(f'{split}_evaluator'), scope)
+    if 'train' in splits:
+        wrapper = cfg.get('optim_wrapper')
+        # As the usual constructor makes them; another one, or several optimizers, have their ways.
+        if isinstance(wrapper, Mapping) and 'optimizer' in wrapper and 'constructor' not in wrapper:
+            handled, key = ('paramwise_cfg',), 'optim_wrapper'
+            walk.part(registry.OPTIM_WRAPPERS, key, wrapper, scope, handled, 'OptimWrapper')
+            walk.part(registry.OPTIMIZERS, f'{key}.optimizer', wrapper['optimizer'], scope)
+        for key, each in _items('param_scheduler', cfg.get('param_scheduler')):
+            walk.part(registry.PARAM_SCHEDULERS, key, each, scope, ('convert_to_iter_based',))
+    if walk.faults:
+        raise UsageError('\n'.join(walk.faults[:_MOST]))
+
+
+class _Walk:
+    """Goes through a config and notes what is wrong."""
+
+    def __init__(self) -> None:
+        self.faults: list[str] = []
+
+    def part(
+        self,
+        kind: Registry,
+        key: str,
+        node: Any,
+        scope: str,
+        handled: Sequence[str] = (),
+        default: Optional[str] = None,
+    ) -> Optional[type]:
+        """Look at what a registry builds, some arguments ``handled`` before; return its class."""
+        name = node.get('type', default) if isinstance(node, Mapping) else None
+        cls, known = _find(kind, name, node.get('_scope_', scope)) if name else (None, [])
+        if cls is None and name:
+            own = '; a class of your own has to be imported, by custom_imports=dict(imports=[...])'
+            self.faults.append(
+                f'{key}.type={name!r} is not in the {kind.name} registry'
+                f'{did_you_mean(name, known) or own}'
+            )
+        if not inspect.isclass(cls) and not hasattr(cls, 'arguments'):
+            return None
+        self.arguments(key, cls, node, ('type', '_scope_', *handled))
+        return cls
+
+    def arguments(self, key: str, what: Any, node: Any, handled: Sequence[str] = ()) -> None:
+        """Look at the arguments of a class or a function."""
+        if isinstance(node, Mapping):
+            given = {name: value for name, value in node.items() if name not in handled}
+            try:
+                self.faults += argument_faults(what, given, key)
+            except UsageError as error:  # a builder that finds nothing to build
+                self.faults.append(f'{key}: {error}')
+
+    def model(self, key: str, node: Any, scope: str, sure: bool = True) -> None:
+        """Look at a model and its parts, ``sure`` to be built from the registry of models."""
+        if isinstance(node, (list, tuple)):
+            for number, each in enumerate(node):
+                self.model(f'{key}.{number}', each, scope, sure)
+        elif isinstance(node, str) and sure:
+            self.faults.append(f'{key}={node!r} must be a dict such as dict(type={node!r})')
+        if not isinstance(node, Mapping):
+            return
+        scope = node.get('_scope_', scope)
+        if sure:
+            cls = self.part(MODELS, key, node, scope)
+        else:
+            cls = _find(MODELS, node.get('type'), scope)[0] if node.get('type') else None
+        for name, value in node.items():
+            if _is_known(cls) and _LAYERS.fullmatch(name):
+                if isinstance(value, Mapping):
+                    layer = {'type': value.get('type')}
+                    self.part(MODELS, f'{key}.{name}', layer, value.get('_scope_', scope))
+            elif isinstance(value, (Mapping, list, tuple, str)):
+                certain = _is_known(cls) and _MODELS.fullmatch(name) is not None
+                self.model(f'{key}.{name}', value, scope, certain)
+
+    def loader(self, key: str, node: Any, scope: str) -> None:
+        """Look at a dataloader, its samplers and its datasets."""
+        if not isinstance(node, Mapping):
+            return
+        self.arguments(key, DataLoader, node, _RUNNERS)
+        for name in ('sampler', 'batch_sampler'):
+            self.part(registry.DATA_SAMPLERS, f'{key}.{name}', node.get(name), scope)
+        self.dataset(f'{key}.dataset', node.get('dataset'), scope)
+
+    def dataset(self, key: str, node: Any, scope: str) -> None:
+        """Look at a dataset, those it wraps and its pipeline."""
+        cls = self.part(registry.DATASETS, key, node, scope)
+        if not _is_known(cls):
+            return
+        scope = node.get('_scope_', scope)
+        self.dataset(f'{key}.dataset', node.get('dataset'), scope)
+        for inner, each in _items(f'{key}.datasets', node.get('datasets')):
+            self.dataset(inner, each, scope)
+        self.transforms(f'{key}.pipeline', node.get('pipeline'), scope)
+
+    def transforms(self, key: str, node: Any, scope: str) -> None:
+        """Look at the steps of a pipeline, and at those that mmcv's steps are made of."""
+        for inner, step in _items(key, node):
+            if isinstance(step, (list, tuple)):
+                self.transforms(inner, step, scope)
+            cls = self.part(registry.TRANSFORMS, inner, step, scope)
+            if cls is not None and cls.__module__.startswith('mmcv.'):
+                self.transforms(f'{inner}.transforms', step.get('transforms'), scope)
+
+    def loop(self, key: str, node: Any, scope: str) -> None:
+        """Look at the loop of a split."""
+        if not isinstance(node, Mapping):
+            return
+        names = {'val_cfg': 'ValLoop', 'test_cfg': 'TestLoop'}
+        handled: tuple[str, ...] = ()
+        if key == 'train_cfg' and 'by_epoch' in node and 'type' not in node:
+            handled = ('by_epoch',)
+            names[key] = 'EpochBasedTrainLoop' if node['by_epoch'] else 'IterBasedTrainLoop'
+        self.part(registry.LOOPS, key, node, scope, handled, names.get(key))
+
+    def evaluator(self, key: str, node: Any, scope: str) -> None:
+        """Look at the metrics of a split."""
+        if isinstance(node, Mapping) and 'metrics' in node:
+            self.part(registry.EVALUATOR, key, node, scope)
+            key, node = f'{key}.metrics', node['metrics']
+        for inner, metric in _items(key, node):
+            self.part(registry.METRICS, inner, metric, scope)
+
+
+def _items(key: str, node: Any) -> list[tuple[str, Any]]:
+    """The entries of a list or of a dict of several, each with its key; a single one as it is."""
+    if isinstance(node, Mapping):
+        each_one = [(f'{key}.{name}', each) for name, each in node.items()]
+        return [(key, node)] if 'type' in node else each_one
+    if isinstance(node, (list, tuple)):
+        return [(f'{key}.{number}', each) for number, each in enumerate(node)]
+    return []
+
+
+def _is_known(cls: Any) -> bool:
+    known = inspect.isclass(cls) or hasattr(cls, 'arguments')
+    return known and cls.__module__.partition('.')[0] in _PACKAGES
+
+
+def _find(kind: Registry, name: Any, scope: str) -> tuple[Any, list[str]]:
+    """What a registry has under a name, and all names it has."""
+    if not isinstance(name, str):
+        return name, []
+    with kind.switch_scope_and_registry(scope) as here:
+        try:
+            found = here.get(name)
+        except RuntimeError:  # a path in a package that does not exist
+            found = None
+        known: list[str] = []
+        node: Optional[Registry] = here
+        while node is not None:
+            known += node.module_dict
+            node = node.parent
+    return found, known

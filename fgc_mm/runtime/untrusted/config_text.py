@@ -1,0 +1,100 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""The config inside a checkpoint, read without running it."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import re
+from typing import Optional
+
+_MAKERS = ('dict', 'list', 'tuple', 'set', 'frozenset', 'range', 'slice', 'float', 'int', 'complex')
+"""Builtins a plain value may be made with."""
+_TEMPLATE = re.compile(r'\{\{\s*(\$|file|_base_)')
+
+
+def find_code(text: str) -> Optional[str]:
+    """What in a config's text would do more than make plain values.
+
+    ``Config.pretty_text``, which checkpoints hold, is nothing but assignments of
+    literals and ``dict(...)``. Text that cannot be parsed cannot be run either, and a
+    name that is not there ends a run before anything happens.
+
+    Returns:
+        str: The first such piece with its line, None if there is none.
+    """
+    if _TEMPLATE.search(text):  # filled in by mmengine before the text is run
+        return 'a template, {{ ... }}'
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    known: set[str] = set()
+    for statement in tree.body:
+        found: Optional[ast.AST] = None
+        if isinstance(statement, ast.Assign):
+            names = [t.id for t in statement.targets if isinstance(t, ast.Name)]
+            found = _code(statement.value, known)
+            if len(names) < len(statement.targets):
+                found = statement
+            known.update(names)
+        elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+            continue
+        else:
+            found = statement
+        if found is not None:
+            piece = ast.unparse(found)
+            short = piece if len(piece) <= 60 else piece[:57] + '...'
+            return f'line {getattr(found, "lineno", 0)}, {short.splitlines()[0]}'
+    return None
+
+
+def keep_assignment(text: str, name: str) -> str:
+    """The part of a plain config that sets one name, the rest left out.
+
+    Returns:
+        str: ``'name = value'``, or ``''`` if it is not set.
+    """
+    try:
+        body = ast.parse(text).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ''
+    found = [
+        ast.unparse(statement)
+        for statement in body
+        if isinstance(statement, ast.Assign)
+        and any(isinstance(target, ast.Name) and target.id == name for target in statement.targets)
+        and not any(
+            isinstance(node, ast.Name) and node.id not in (*_MAKERS, name)
+            for node in ast.walk(statement)
+        )
+    ]
+    return found[-1] if found else ''
+
+
+def _code(node: ast.AST, known: set[str]) -> Optional[ast.AST]:
+    """The first part of an expression that is no plain value."""
+    if isinstance(node, ast.Constant):
+        return None
+    if isinstance(node, (ast.List, ast.Tuple, ast.Set)):
+        parts: list[Optional[ast.expr]] = list(node.elts)
+    elif isinstance(node, ast.Dict):
+        parts = [*node.keys, *node.values]
+    elif isinstance(node, ast.UnaryOp):
+        parts = [node.operand]
+    elif isinstance(node, ast.Call) and getattr(node.func, 'id', None) in _MAKERS:
+        parts = [*node.args, *(keyword.value for keyword in node.keywords)]
+    elif isinstance(node, ast.Name) and (node.id in known or node.id in _MAKERS):
+        return None
+    else:
+        # Calls, attributes and names that begin with a name nobody has set end the run there.
+        root = node
+        while isinstance(root, (ast.Attribute, ast.Call)):
+            root = root.func if isinstance(root, ast.Call) else root.value
+        return None if isinstance(root, ast.Name) and not _is_set(root.id, known) else node
+    found = (_code(part, known) for part in parts if part is not None)
+    return next((part for part in found if part is not None), None)
+
+
+def _is_set(name: str, known: set[str]) -> bool:
+    return name in known or name in dir(builtins) or name.startswith('_')

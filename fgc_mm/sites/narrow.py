@@ -1,0 +1,309 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""Taking channels of sites out of a network for good."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Optional, Union
+
+import numpy as np
+import torch
+import torch.nn as nn
+from torch import Tensor
+
+from ..errors import UsageError
+from .factors import plain
+from .find import Example, find_sites
+from .recorder import ExampleError
+from .site import End, Scale, Site
+
+Kept = Union[int, Sequence[int], Tensor, np.ndarray]
+"""How many decisions stay, their numbers, or a mask of all of them."""
+
+
+def narrow(
+    network: nn.Module, sites: Sequence[Site], kept: Mapping[str, Kept], example: Example
+) -> tuple[list[Site], dict[str, str]]:
+    """Take channels of sites out of a network.
+
+    What is left computes what the network computes with these channels closed. Whether it does is
+    seen by finding the sites anew: they must be those that are left. A
+    site that cannot be narrowed stays as it is, such as one whose channels a fixed view shuffles.
+
+    Args:
+        network (nn.Module): A network without gates; it is changed.
+        sites (Sequence[Site]): All sites :func:`~fgc_mm.sites.find_sites` found in it.
+        kept (Mapping): Name of a site -> the decisions that stay: their number (the first ones),
+            their numbers, or a mask.
+        example (Tensor | Sequence | Mapping): What the network can be called with.
+
+    Returns:
+        tuple: The sites of the narrower network, in their order, and name -> reason for
+        those that could not be narrowed.
+
+    Raises:
+        UsageError: If a name is no site, or what is to stay is not within its channels.
+
+    Example:
+        >>> sites = find_sites(network, example).sites
+        >>> sites, refused = narrow(network, sites, {'layer1.0.conv1': 37}, example)
+    """
+    by_name = {site.name: site for site in sites}
+    masks = {}
+    for name, value in kept.items():
+        site = site_called(sites, name)
+        masks[site.name] = mask_of(site, value)
+    masks = {name: mask for name, mask in masks.items() if not mask.all()}
+    faults = {name: _fault(network, by_name[name]) for name in masks}
+    refused = {name: fault for name, fault in faults.items() if fault is not None}
+    wanted = [name for name in masks if name not in refused]
+
+    def fault_of(names: Sequence[str]) -> Optional[str]:
+        trial = copy.deepcopy(network)
+        left = _Cut(trial, sites, {name: masks[name] for name in names}).make()
+        return _difference(trial, left, example)
+
+    def possible(surely: list[str], names: list[str]) -> list[str]:
+        """Those of some sites that can be narrowed beside others."""
+        fault = fault_of([*surely, *names]) if names else None
+        if fault is None:
+            return names
+        if len(names) == 1:
+            refused[names[0]] = fault
+            return []
+        middle = len(names) // 2
+        first = possible(surely, names[:middle])
+        return first + possible(surely + first, names[middle:])
+
+    chosen = possible([], wanted)
+    return _Cut(network, sites, {name: masks[name] for name in chosen}).make(), refused
+
+
+def site_called(sites: Sequence[Site], name: str) -> Site:
+    """The site of a name, which may also be that of a depthwise convolution behind it.
+
+    Args:
+        sites (Sequence[Site]): All sites of a network.
+        name (str): The name.
+
+    Raises:
+        UsageError: If there is none; the message has the names there are.
+    """
+    for kind in ('producers', 'through'):
+        for site in sites:
+            ends = getattr(site, kind)
+            if any(end.module == name for end in (ends[:1] if kind == 'producers' else ends)):
+                return site
+    raise UsageError(f'{name!r} is no site; there are {", ".join(site.name for site in sites)}')
+
+
+def mask_of(site: Site, kept: Kept) -> np.ndarray:
+    """What stays of a site, as a mask of its decisions.
+
+    Args:
+        site (Site): The site.
+        kept (int | Sequence | Tensor): See :func:`narrow`.
+
+    Raises:
+        UsageError: If nothing or too much is to stay.
+    """
+    count = site.channels
+    mask = np.zeros(count, bool)
+    if isinstance(kept, int) and not isinstance(kept, bool):
+        index: Any = np.arange(kept)
+        fits = 1 <= kept <= count
+    else:
+        index = np.asarray(kept.cpu() if isinstance(kept, Tensor) else kept)
+        if index.dtype == bool:
+            index = index.nonzero()[0] if index.shape == mask.shape else np.array([])
+        fits = index.ndim == 1 and len(index) > 0 and index.min() >= 0 and index.max() < count
+    if not fits:
+        raise UsageError(
+            f'site {site.name!r} has {count} channels to switch: {kept!r} must be a number of '
+            f'channels from 1 to {count}, or the numbers of those that stay'
+        )
+    mask[index] = True
+    return mask
+
+
+def _fault(network: nn.Module, site: Site) -> Optional[str]:
+    """Why a site cannot be narrowed whatever stays of it."""
+    for end in site.consumers:
+        if getattr(network.get_submodule(end.module), 'groups', 1) > 1:
+            return f'{end.module} reads it in groups, and all of them must stay equally wide'
+    parts: list[Union[End, Scale]] = [*site.producers, *site.through, *site.consumers]
+    for part in (*parts, *site.scales):
+        index = np.arange(site.channels) if part.index is None else np.asarray(part.index)
+        counts = np.bincount(index[index >= 0], minlength=site.channels)
+        if len(set(counts.tolist())) > 1:
+            what = part.tensor if isinstance(part, Scale) else part.module
+            return f'{what} has not as many channels for each of its decisions'
+    return None
+
+
+class _Cut:
+    """Narrows a network, without a look at whether that can be.
+
+    Args:
+        network (nn.Module): The network.
+        sites (Sequence[Site]): Its sites.
+        masks (dict): Site -> the decisions that stay; those that are not named all stay.
+    """
+
+    def __init__(
+        self, network: nn.Module, sites: Sequence[Site], masks: dict[str, np.ndarray]
+    ) -> None:
+        self.network = network
+        self.sites = sites
+        self.masks = {site.name: np.ones(site.channels, bool) for site in sites} | masks
+        # Module or name of a tensor, and dimension of the weight or tensor -> what stays
+        self.left: dict[tuple[str, int], np.ndarray] = {}
+        for site in sites:
+            mask = self.masks[site.name]
+            for end in (*site.producers, *site.through):
+                self._keep((end.module, 0), end.index, mask)
+            for end in site.consumers:
+                self._keep((end.module, 1), end.index, mask)
+            for scale in site.scales:
+                self._keep((scale.tensor, scale.dim), scale.index, mask)
+
+    def _keep(
+        self, key: tuple[str, int], index: Optional[tuple[int, ...]], mask: np.ndarray
+    ) -> None:
+        stays = follow(index, mask)
+        self.left[key] = self.left.get(key, np.ones_like(stays)) & stays
+
+    def make(self) -> list[Site]:
+        """Narrow the network; returns the sites it has now."""
+        modules = dict(self.network.named_modules())
+        for (name, dim), stays in self.left.items():
+            if stays.all():
+                continue
+            if name not in modules:
+                owner, _, tensor = name.rpartition('.')
+                _take(modules[owner], tensor, dim, stays)
+                continue
+            layer = modules[name]
+            if dim == 0 and getattr(layer, 'groups', 1) > 1:
+                layer.groups = int(layer.groups * stays.mean() + 0.5)  # type: ignore[assignment,operator]
+            _take(layer, 'weight', dim, stays)
+            if dim == 0 and getattr(layer, 'bias', None) is not None:
+                _take(layer, 'bias', 0, stays)
+        return [self._left_of(site) for site in self.sites]
+
+    def _left_of(self, site: Site) -> Site:
+        mask = self.masks[site.name]
+        source = np.ones(site.source_channels, bool)
+        known = [(read, self.masks[read.module]) for read in site.reads]
+        for read, mine in known:
+            source &= follow(read.index, mine)
+        reads = [replace(read, index=left(read, source, mine)) for read, mine in known]
+        return replace(
+            site,
+            source_channels=int(source.sum()),
+            producers=tuple(self._end(end, 0, mask) for end in site.producers),
+            through=tuple(self._end(end, 0, mask) for end in site.through),
+            consumers=tuple(self._end(end, 1, mask) for end in site.consumers),
+            channels=int(mask.sum()),
+            scales=tuple(
+                replace(s, index=left(s, self.left[s.tensor, s.dim], mask)) for s in site.scales
+            ),
+            reads=tuple(reads),
+        )
+
+    def _end(self, end: End, dim: int, mask: np.ndarray) -> End:
+        return replace(end, index=left(end, self.left[end.module, dim], mask))
+
+
+def follow(index: Optional[tuple[int, ...]], mask: np.ndarray) -> np.ndarray:
+    """Which channels stay, where each follows a decision.
+
+    Args:
+        index (tuple, optional): As in :class:`~fgc_mm.sites.End`.
+        mask (np.ndarray): The decisions that stay.
+    """
+    if index is None:
+        return mask
+    numbers = np.asarray(index)
+    return np.where(numbers < 0, True, mask[np.maximum(numbers, 0)])
+
+
+def left(part: Union[End, Scale], stays: np.ndarray, mask: np.ndarray) -> Optional[tuple[int, ...]]:
+    """The index of an end or scale where only some channels and decisions are left.
+
+    Args:
+        part (End | Scale): Before.
+        stays (np.ndarray): The channels that stay.
+        mask (np.ndarray): The decisions that stay.
+    """
+    before = np.arange(len(mask)) if part.index is None else np.asarray(part.index)
+    before = before[stays]
+    numbers = np.cumsum(mask) - 1
+    after = np.where(before < 0, -1, numbers[np.maximum(before, 0)])
+    return plain(after, int(mask.sum()))
+
+
+def _take(module: nn.Module, name: str, dim: int, stays: np.ndarray) -> None:
+    tensor = getattr(module, name)
+    index = torch.as_tensor(stays.nonzero()[0], device=tensor.device)
+    replace_tensor(module, name, tensor.detach().index_select(dim, index))
+
+
+def replace_tensor(module: nn.Module, name: str, value: Tensor) -> None:
+    """Give a module another tensor in place of a parameter or buffer, of any shape.
+
+    Args:
+        module (nn.Module): Its owner.
+        name (str): Its name in there.
+        value (Tensor): The new one.
+    """
+    if name in module._parameters:
+        before = module._parameters[name]
+        assert before is not None
+        module._parameters[name] = nn.Parameter(value, before.requires_grad)
+    else:
+        module._buffers[name] = value
+    _tell_widths(module)
+
+
+def _tell_widths(module: Any) -> None:
+    """Have the attributes of a layer say what its tensors say."""
+    weight: Any = getattr(module, 'weight', None)
+    if isinstance(module, nn.Linear):
+        module.out_features, module.in_features = weight.shape
+    elif isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+        module.out_channels, module.in_channels = (
+            weight.shape[0],
+            weight.shape[1] * module.groups,
+        )
+    elif isinstance(module, nn.modules.batchnorm._NormBase):
+        given = next((t for t in (weight, module.running_mean) if t is not None), None)
+        module.num_features = module.num_features if given is None else len(given)
+    elif isinstance(module, nn.PReLU):
+        module.num_parameters = len(weight)
+
+
+def _difference(network: nn.Module, expected: Sequence[Site], example: Example) -> Optional[str]:
+    """What differs between the sites of a narrowed network and those it should have."""
+    try:
+        found = find_sites(network, example, modes=(False,))
+    except ExampleError as error:
+        return f'without some channels it does not run: {error.__cause__}'
+    have = {site.name: site for site in found.sites}
+    single = {site.name for site in expected if site.channels == 1}  # which are never found
+    for site in expected:
+        if site.name in single:
+            continue
+        other = have.get(site.name)
+        same = other is not None and all(
+            set(getattr(site, kind)) == set(getattr(other, kind))
+            for kind in ('producers', 'through', 'consumers')
+        )
+        if other is None or not same or not set(other.scales) <= set(site.scales):
+            return f'without some channels other ones of {site.name} reach its consumers'
+        reads = {read for read in site.reads if read.module not in single}
+        if reads != {read for read in other.reads if read.module not in single}:
+            return f'without some channels the gate of {site.name} reads other ones'
+    return None

@@ -1,0 +1,69 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""Which arguments a class does not have, or has of another type."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Optional, Union
+
+import pytest
+import torch
+from fgc_mm.nets.resnet import GatedResNetV1d
+from mmcv.transforms import Resize
+from mmdet.models import Shared2FCBBoxHead
+
+from fgc_mm.nets import GatedResNet
+from fgc_mm.runtime.config.argument_types import argument_faults, describe, fits
+from fgc_mm.training import BudgetHook
+
+
+@pytest.mark.parametrize(
+    ('cls', 'given', 'expected'),
+    [
+        (GatedResNet, dict(depth=18, widths=dict(layer1=8), init_cfg=None), []),
+        (
+            GatedResNet,
+            dict(frozen_stage=1),
+            ["x.frozen_stage=1: GatedResNet has no argument 'frozen_stage'; did you mean"],
+        ),
+        (GatedResNet, dict(depth='18'), ["x.depth='18' must be a whole number"]),
+        # Ours hand their keyword arguments on.
+        (GatedResNetV1d, dict(depth=50, widths=3), ['x.widths=3 must be a dict or None']),
+        (GatedResNetV1d, dict(tint=1), ["GatedResNetV1d has no argument 'tint'; it has depth"]),
+        (
+            BudgetHook,
+            dict(target='half', reach='x', cap='x', pull='x'),
+            [f'x.{name}=' for name in ('target', 'reach', 'cap', 'pull')],
+        ),
+        (Resize, dict(scale='64'), []),  # hints of others may be loose
+        (Resize, dict(scales=64), ["x.scales=64: Resize has no argument 'scales'; did you mean"]),
+        (Shared2FCBBoxHead, dict(anything=1), []),  # takes any, and may drop some
+        (dict, dict(anything=1), []),
+    ],
+)
+def test_faults(cls, given, expected):
+    found = argument_faults(cls, given, 'x')
+    assert len(found) == len(expected)
+    assert all(words in fault for words, fault in zip(expected, found, strict=True)), found
+
+
+@pytest.mark.parametrize(
+    ('value', 'hint', 'fitting', 'words'),
+    [
+        (1, int, True, 'a whole number'),
+        (True, int, False, 'a whole number'),
+        (1, float, True, 'a number'),
+        ('1', float, False, 'a number'),
+        (None, Optional[float], True, 'a number or None'),
+        ([1, 'a'], Union[str, int, Sequence[Union[str, int]]], True, None),
+        ([1.5], Sequence[int], False, 'a list (a whole number each)'),
+        ('ab', Sequence[str], False, 'a list (a text each)'),
+        ({}, Mapping[str, int], True, 'a dict'),
+        (3, dict, False, 'a dict'),
+        ('b', Literal['a', 'b'], True, "'a' or 'b'"),
+        ('c', Literal['a', 'b'], False, "'a' or 'b'"),
+        (object(), Any, True, None),
+        ('float16', Union[str, torch.dtype], True, 'a text or dtype'),
+    ],
+)
+def test_types(value, hint, fitting, words):
+    assert fits(value, hint) is fitting
+    assert words is None or describe(hint) == words
