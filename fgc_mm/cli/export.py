@@ -1,5 +1,5 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
-"""Export a gated network to ONNX, TorchScript or torch.export, checked on pictures.
+"""Export a network with its gates to ONNX, TorchScript or torch.export, checked on pictures.
 
 Nothing is written unless the exported network agrees with PyTorch.
 """
@@ -16,23 +16,16 @@ SUBJECT = 'the network cannot be exported'
 # As in fgc_mm.inference, which is not imported for help; a test compares them.
 PARTS = ('model', 'backbone')
 FORMATS = ('onnx', 'torchscript', 'torch_export')
-FORMS = ('masked', 'gathered')
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_config(parser, 'config file of a model with gates')
+    add_config(parser, 'config file of a model')
     add_checkpoint(parser)
     parser.add_argument('--out', required=True, help='file to write, such as model.onnx')
     parser.add_argument(
         '--part', choices=PARTS, default='model', help='all that exports, or the backbone alone'
     )
     parser.add_argument('--format', choices=FORMATS, default='onnx', help='file format')
-    parser.add_argument(
-        '--form',
-        choices=FORMS,
-        default='masked',
-        help='closed channels multiplied by zero, or not computed (single images)',
-    )
     parser.add_argument('--with-gates', action='store_true', help='masks of the gates as outputs')
     parser.add_argument(
         '--with-preprocess', action='store_true', help='channel order, mean, std and padding inside'
@@ -53,7 +46,7 @@ def print_report(result: Any, args: argparse.Namespace) -> None:
         print(f'{title:<14}{text}')
 
     meta = result.metadata
-    row('Exported', f'{meta["part"]}, {args.format}, {args.form}, {meta["gates"]} gates inside')
+    row('Exported', f'{meta["part"]}, {args.format}, {meta["gates"]} gates inside')
     free = ', '.join(result.dynamic) or 'nothing'
     row('Input', f'image, 1 x 3 x height x width; may change: {free}')
     for name, shape in result.outputs.items():
@@ -97,7 +90,6 @@ def run(args: argparse.Namespace) -> None:
         args.count,
         part=args.part,
         file_format=args.format,
-        form=args.form,
         with_gates=args.with_gates,
         with_preprocess=args.with_preprocess,
         fixed_size=args.fixed_size,

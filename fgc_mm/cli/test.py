@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> None:
     from ..evaluation import summary
     from ..evaluation.checkpoint_fit import CheckpointFitHook
     from ..files import check_file, check_folder
-    from ..inference import add_sparse_hook, has_gated_backbone
+    from ..inference import add_sparse_hook
     from ..runtime import launch
     from ..runtime.checkpoints.file import existing
     from . import dial
@@ -64,11 +64,6 @@ def run(args: argparse.Namespace) -> None:
     runner = launch.build_runner(cfg)
     if suffix in ('.pkl', '.pickle'):
         runner.test_evaluator.metrics.append(DumpResults(out_file_path=args.out))
-    if args.sparse and not has_gated_backbone(runner.model):
-        raise UsageError(
-            f'--sparse: the model of {args.config} has no gated backbone, so no channel is ever '
-            'closed'
-        )
     runner.register_hook(CheckpointFitHook(args.checkpoint))
     if dial_arguments.is_sweep(args):
         dial.run(runner, args)

@@ -14,7 +14,7 @@ from mmengine.dist import get_rank
 from torch import Tensor
 
 from ..errors import CheckpointError, UsageError, in_context
-from ..gates import GateRecord, records_of, select_blocks
+from ..gates import GateRecord, forget_records, records_of, select_blocks
 from ..gates.utils import Layers
 from ..runtime import Attachments
 from .batch import Batch, check_finite, collect_batch, gather_rows
@@ -110,7 +110,8 @@ class Coupling:
         self.seen = 0
         self._pending: list[Batch] = []
         self._attached = Attachments()
-        self._attached.before(network, self._begin_pass)
+        self._attached.before(network, lambda *_: forget_records(self.gates))
+        forget_records(self.gates)
 
     @property
     def epochs(self) -> float:
@@ -248,10 +249,6 @@ class Coupling:
             saved = state['turnover'].get(name)
             if saved is not None and saved['last'].shape == meter.last.shape:
                 meter.load_state_dict(saved)
-
-    def _begin_pass(self, *_: Any) -> None:
-        for gate in self.gates.values():
-            gate.record = None
 
     def _records(self) -> dict[str, GateRecord]:
         records = records_of(self.gates)

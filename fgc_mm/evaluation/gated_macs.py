@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Optional
 
@@ -130,10 +131,16 @@ def layer_rows(images: Sequence[ImageMACs]) -> list[dict[str, Any]]:
     """
     open_counts: dict[str, np.ndarray] = {}
     shares: dict[str, list[float]] = {}
+    decided: Counter[str] = Counter()
     for image in images:
         for name, mask in image.masks().items():
             open_counts[name] = open_counts.get(name, 0) + mask.sum(axis=0, dtype=np.int64)
             shares.setdefault(name, []).extend(mask.mean(axis=1).tolist())
+            decided[name] += len(mask)
+        for name, (count, opened) in image.regions.items():
+            open_counts[name] = open_counts[name] + opened
+            shares[name] += [float(opened.mean() / count)] if count else []
+            decided[name] += count
     return [
         dict(
             gate=name,
@@ -141,7 +148,7 @@ def layer_rows(images: Sequence[ImageMACs]) -> list[dict[str, Any]]:
             openness_mean=float(np.mean(shares[name])),
             openness_min=float(np.min(shares[name])),
             openness_max=float(np.max(shares[name])),
-            always_on=int((counts == len(shares[name])).sum()),
+            always_on=int((counts == decided[name]).sum()),
             never_on=int((counts == 0).sum()),
         )
         for name, counts in open_counts.items()

@@ -4,10 +4,11 @@ from .bin_concrete import BinConcreteGate
 from .build import build_gate, check_gate
 from .fbs import FBSGate
 from .record import GateRecord
-from .site import GateSite
+from .static import StaticGate
 from .utils import (
     find_gates,
     force_gates,
+    forget_records,
     gated_blocks,
     match_blocks,
     records_of,
@@ -20,11 +21,12 @@ __all__ = [
     'FBSGate',
     'Gate',
     'GateRecord',
-    'GateSite',
+    'StaticGate',
     'build_gate',
     'check_gate',
     'find_gates',
     'force_gates',
+    'forget_records',
     'gated_blocks',
     'match_blocks',
     'records_of',

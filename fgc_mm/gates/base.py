@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable
 from typing import Optional, Union
 
 import torch
@@ -34,10 +33,9 @@ def pool_mean(x: Tensor) -> Tensor:
 class Gate(BaseModule):
     """Decides per image which channels of one convolution are computed.
 
-    A block calls its gates in three steps: :meth:`pool` once on the block
-    input, :meth:`forward` on the pooled input, which leaves ``self.record``,
-    and :meth:`activate` on the feature to be gated. The first two stay outside
-    a checkpointed part of the block, the third holds no decision.
+    Before the module runs whose input it reads, a hook calls :meth:`pool` on that input and
+    :meth:`forward` on what is pooled, which leaves ``self.record``. Layers that read the gated
+    channels multiply them with ``self.multiplier``. See :mod:`fgc_mm.sites.attach`.
 
     A new gate implements :meth:`decide` and :meth:`reset_parameters`, and
     :meth:`pool` if it reads anything but the mean of the block input.
@@ -52,8 +50,12 @@ class Gate(BaseModule):
             nothing is left to multiply once closed channels are left out.
         multiplier (Tensor, optional): What consumers are multiplied with in this pass.
         wants_feature (bool): Whether somebody needs the pooled feature of every pass.
-        block (str, optional): Name of the block it belongs to, seen from the network whose child
-            ``gates`` holds it. None for a gate that is a child of its block.
+        calls (int): How often it decides in a pass: a head decides anew for each pyramid level.
+        regions (bool): Whether it decides for regions of pictures and not for pictures.
+        records (list[GateRecord]): Those of all calls of a pass, if there are several;
+            ``record`` is the last.
+        block (str, optional): Name of the block whose input it reads, seen from the network whose
+            child ``gates`` holds it. None for a gate that is on no site.
     """
 
     hard: bool = False
@@ -68,6 +70,9 @@ class Gate(BaseModule):
         self.in_channels = in_channels
         self.channels = channels
         self.record: Optional[GateRecord] = None
+        self.records: list[GateRecord] = []
+        self.calls = 1
+        self.regions = False
         self.multiplier: Optional[Tensor] = None
         self.wants_feature = False
         self.block: Optional[str] = None
@@ -177,6 +182,9 @@ class Gate(BaseModule):
         Returns:
             Tensor: The multiplier.
         """
+        if self.calls > 1:
+            new = self.record is None or len(self.records) >= self.calls
+            self.records = [record] if new else [*self.records, record]
         self.record = record
         if record.logits.requires_grad and not _is_compiling():
             # Once the gradient has passed here nobody needs the graph any more:
@@ -184,45 +192,29 @@ class Gate(BaseModule):
             record.logits.register_hook(_Release(record))
         return multiplier
 
-    def modulate(self, feature: Tensor, multiplier: Tensor) -> Tensor:
-        """Multiply the feature channel by channel.
+    @property
+    def pass_record(self) -> Optional[GateRecord]:
+        """What it decided in the whole pass, the calls below each other; None if it did not run."""
+        if self.record is None or self.calls == 1:
+            return self.record
+        return GateRecord.joined(self.records)
 
-        Raises:
-            UsageError: If the feature has another number of channels.
-        """
-        if feature.size(1) != multiplier.size(1):
-            raise UsageError(
-                f'{type(self).__name__}: channels={multiplier.size(1)} does not fit the gated '
-                f'feature, which has {feature.size(1)}'
-            )
-        return feature * multiplier.to(feature.dtype)[:, :, None, None]
+    @property
+    def once_per_picture(self) -> bool:
+        """Whether it decides for each picture just once in a pass."""
+        return self.calls == 1 and not self.regions
 
-    def activate(
-        self, feature: Tensor, multiplier: Tensor, act: Callable[[Tensor], Tensor]
-    ) -> tuple[Tensor, Tensor]:
-        """Activate the feature and multiply it.
-
-        Args:
-            feature (Tensor): B x channels x H x W, before the activation.
-            multiplier (Tensor): B x channels, what :meth:`forward` returned.
-            act (Callable): The activation.
-
-        Returns:
-            tuple: The gated feature, and the pooled ungated one without a
-            graph, for :meth:`note_feature`.
-        """
-        feature = act(feature)
-        return self.modulate(feature, multiplier), pool_mean(feature.detach())
-
-    def slim_state(self, kept: Tensor, always: Tensor) -> dict[str, Tensor]:
+    def slim_state(self, kept: Tensor, always: Tensor, inputs: Tensor) -> dict[str, Tensor]:
         """State of a gate over fewer channels, some of them open for good.
 
         Args:
             kept (Tensor): Numbers of the channels that are left.
             always (Tensor): For each of them, whether it is always open.
+            inputs (Tensor): Numbers of the channels that are left of what it reads; the others
+                were zero.
 
         Returns:
-            dict[str, Tensor]: What the smaller gate loads.
+            dict[str, Tensor]: What the smaller gate holds.
         """
         raise UsageError(
             f'{type(self).__name__} cannot be slimmed: it does not say how it decides over fewer '
@@ -242,7 +234,7 @@ class Gate(BaseModule):
 
     def __getstate__(self) -> dict:
         # A record belongs to one pass: copies and pickles start without.
-        return {**self.__dict__, 'record': None, 'multiplier': None}
+        return {**self.__dict__, 'record': None, 'records': [], 'multiplier': None}
 
     def _dtype(self) -> torch.dtype:
         for parameter in self.parameters():  # torch.compile cannot trace next()

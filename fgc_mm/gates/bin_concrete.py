@@ -162,11 +162,12 @@ class BinConcreteGate(Gate):
             multiplier = (logits > logit_of(self.threshold)).to(logits.dtype)
         return multiplier, GateRecord(logits, probs, multiplier.detach())
 
-    def slim_state(self, kept: Tensor, always: Tensor) -> dict[str, Tensor]:
+    def slim_state(self, kept: Tensor, always: Tensor, inputs: Tensor) -> dict[str, Tensor]:
         state = self.state_dict()
         weight, bias = state['fc2.weight'][kept], state['fc2.bias'][kept]
         weight[always], bias[always] = 0.0, OPEN_LOGIT
-        return {**state, 'fc2.weight': weight, 'fc2.bias': bias}
+        reads = state['fc1.weight'][:, inputs]
+        return {**state, 'fc1.weight': reads, 'fc2.weight': weight, 'fc2.bias': bias}
 
     def _normalize(self, hidden: Tensor) -> Tensor:
         norm = self.norm

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Optional
 
+import torch
 from torch import Tensor
 
 
@@ -26,6 +28,20 @@ class GateRecord:
     probs: Tensor
     mask: Tensor
     feature: Optional[Tensor] = None
+
+    @staticmethod
+    def joined(records: Sequence[GateRecord]) -> GateRecord:
+        """Several records of one gate as one, below each other.
+
+        Args:
+            records (Sequence[GateRecord]): Those of the calls of a pass.
+        """
+        return GateRecord(
+            *(
+                torch.cat([getattr(record, name) for record in records])
+                for name in ('logits', 'probs', 'mask')
+            )
+        )
 
     def detach(self) -> GateRecord:
         """The same record without a graph."""

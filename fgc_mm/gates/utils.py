@@ -29,6 +29,12 @@ def find_gates(model: nn.Module) -> dict[str, Gate]:
     return {name: module for name, module in model.named_modules() if isinstance(module, Gate)}
 
 
+def forget_records(gates: Mapping[str, Gate]) -> None:
+    """Begin a new pass: what gates decided in the last one no longer counts."""
+    for gate in gates.values():
+        gate.record = None
+
+
 def records_of(gates: Mapping[str, Gate]) -> dict[str, GateRecord]:
     """What gates decided in this forward pass, B rows each.
 
@@ -71,7 +77,7 @@ def _block_of(name: str, gate: Gate) -> str:
     if gate.block is None:
         return holder
     network = holder.rpartition('.')[0]
-    return f'{network}.{gate.block}' if network else gate.block
+    return '.'.join(filter(None, (network, gate.block)))
 
 
 def match_blocks(layers: Layers, names: Sequence[str], key: str = 'layers') -> list[str]:
@@ -155,7 +161,7 @@ def select_blocks(model: nn.Module, layers: Layers) -> dict[str, list[tuple[str,
         dict[str, list]: As :func:`gated_blocks`.
 
     Example:
-        >>> list(select_blocks(GatedResNet(18), [-2, -1]))
+        >>> list(select_blocks(model, [-2, -1]))
         ['layer4.0', 'layer4.1']
     """
     blocks = gated_blocks(model)

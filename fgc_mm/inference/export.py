@@ -1,5 +1,5 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
-"""Export of gated networks, checked against PyTorch before anything is written."""
+"""Export of networks with their gates, checked against PyTorch before anything is written."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from torch import Tensor
 from ..errors import UsageError
 from ..gates import find_gates
 from ..macs import ImageMACs, MACsTracer
-from .export_block import FORMS, masked_blocks, recordable
 from .export_formats import FORMATS, Run, record
+from .export_graph import recordable, take_masks
 from .export_parts import Part, Preprocessing, Recorded, find_part, gate_outputs, other_size
 
 TOLERANCE = 1e-3
@@ -68,28 +68,25 @@ def export(
     pictures: Sequence[Picture],
     part: str = 'model',
     file_format: str = 'onnx',
-    form: str = 'masked',
     with_gates: bool = False,
     with_preprocess: bool = False,
     fixed_size: bool = False,
     opset: int = 17,
     metadata: Optional[dict[str, Any]] = None,
 ) -> Exported:
-    """Export a gated network, and check it against PyTorch.
+    """Export a network with its gates inside, and check it against PyTorch.
 
     It is run on every picture, on a batch of two and on a picture of another
     size, as far as these may change.
 
     Args:
-        model (nn.Module): A task model of mmdet, mmseg or mmpretrain with a
-            gated backbone, or such a backbone.
+        model (nn.Module): A task model of mmdet, mmseg or mmpretrain, or any network; with gates,
+            or without, as slimming may leave it.
         pictures (Sequence[Picture]): Real pictures.
         part (str): 'model', as far as its heads can be exported, or
             'backbone'. Defaults to 'model'.
         file_format (str): 'onnx', 'torchscript' or 'torch_export'.
             Defaults to 'onnx'.
-        form (str): 'masked', or 'gathered', which convolves with the weights of
-            open channels and takes single images. Defaults to 'masked'.
         with_gates (bool): Whether the masks of the gates are outputs too.
             Defaults to False.
         with_preprocess (bool): Whether normalization and padding are part of
@@ -111,31 +108,20 @@ def export(
     if not pictures:
         raise UsageError('export needs at least one picture to check with')
     chosen, found = FORMATS[file_format](opset), find_part(model, part)
-    if form not in FORMS:
-        raise UsageError(f'form={form!r} must be one of {", ".join(FORMS)}')
-    if form not in chosen.forms:
-        raise UsageError(
-            f'form={form!r} must be {" or ".join(map(repr, chosen.forms))} for {file_format}, '
-            'which cannot hold weights whose number of channels depends on the image'
-        )
     notices = [f'not exported: {what}' for what in found.not_exported]
     before = _preprocessing(model, pictures, with_preprocess, notices)
     if fixed_size:
         pictures = [p for p in pictures if p.raw.shape == pictures[0].raw.shape]
         notices.append(f'images of {_size(pictures[0].raw)} only')
-    if form == 'gathered':
-        notices += [f'{name} stays masked: {why}' for name, why in masked_blocks(model).items()]
-        notices.append('single images only (batch 1)')
     was_training = model.training
     model.eval()
     try:
-        dynamic = ([] if form == 'gathered' else [0]) + ([] if fixed_size else [2, 3])
+        dynamic = [0] if fixed_size else [0, 2, 3]
         inputs = [p.raw.float() if with_preprocess else p.ready for p in pictures]
-        with torch.no_grad(), recordable(model, form) as masks:
-            network = Recorded(found, masks, before if with_preprocess else None, with_gates)
+        with torch.no_grad(), recordable(model):
+            network = Recorded(found, before if with_preprocess else None, with_gates)
             shapes = _shapes(network.eval(), inputs[0])
-            example = torch.cat([inputs[0]] * 2) if 0 in dynamic else inputs[0]
-            content = record(chosen, network, example, dynamic)
+            content = record(chosen, network, torch.cat([inputs[0]] * 2), dynamic)
         macs: list[ImageMACs] = []
         checks = {}
         try:
@@ -148,7 +134,7 @@ def export(
             ready = before(x) if with_preprocess and before is not None else x
             wanted = _reference(found, ready, with_gates, macs if len(x) == 1 else None)
             checks[what] = _difference(run, x, wanted, what)
-        info = _metadata(found, form, file_format, before, with_preprocess, macs[: len(inputs)])
+        info = _metadata(found, file_format, before, with_preprocess, macs[: len(inputs)])
         info.update(metadata or {}, max_difference=max(checks.values()))
         text = {k: v if isinstance(v, str) else json.dumps(v) for k, v in info.items()}
         return Exported(
@@ -186,9 +172,8 @@ def _cases(inputs: Sequence[Tensor], dynamic: Sequence[int]) -> Iterator[tuple[s
     for i, x in enumerate(inputs):
         yield f'picture {i + 1} ({_size(x)})', x
     first = inputs[0]
-    if 0 in dynamic:
-        other = next((x for x in inputs[1:] if x.shape == first.shape), first.flip(3))
-        yield 'a batch of 2', torch.cat([first, other])
+    other = next((x for x in inputs[1:] if x.shape == first.shape), first.flip(3))
+    yield 'a batch of 2', torch.cat([first, other])
     if 2 in dynamic:
         yield f'another size ({_size(other_size(first))})', other_size(first)
 
@@ -210,10 +195,8 @@ def _reference(
         tracer.detach()
     if macs is not None:
         macs += tracer.take(len(x))
-    if with_gates:
-        gates = find_gates(part.model)
-        outs = {**outs, **gate_outputs({n: g.record.mask for n, g in gates.items() if g.record})}
-    return outs
+    masks = take_masks(part.model)
+    return {**outs, **gate_outputs(masks)} if with_gates else outs
 
 
 def _difference(run: Run, x: Tensor, wanted: dict[str, Tensor], what: str) -> float:
@@ -272,7 +255,6 @@ def _preprocessing(
 
 def _metadata(
     part: Part,
-    form: str,
     file_format: str,
     preprocessing: Optional[Preprocessing],
     included: bool,
@@ -280,7 +262,6 @@ def _metadata(
 ) -> dict[str, Any]:
     info: dict[str, Any] = dict(
         part=type(part).__name__.removesuffix('Part').lower(),
-        form=form,
         format=file_format,
         gates=len(find_gates(part.model)),
         not_exported=part.not_exported,

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from ..errors import MissingPackageError, UsageError
-from .export_block import FORMS
 from .export_parts import Recorded
 
 INPUT = 'image'
@@ -32,12 +31,7 @@ class Format:
 
     Args:
         opset (int): Version of ONNX's operators. Defaults to 17.
-
-    Attributes:
-        forms (tuple[str]): Forms of gated blocks it can hold.
     """
-
-    forms: tuple[str, ...] = FORMS
 
     def __init__(self, opset: int = 17) -> None:
         self.opset = opset
@@ -65,9 +59,8 @@ class Format:
 
 
 class Onnx(Format):
-    """ONNX, by the exporter that traces: the one by torch.export needs
-    onnxscript, takes far longer, and cannot soundly record weights whose number
-    of channels depends on the image."""
+    """ONNX, by the exporter that traces: the one by torch.export needs onnxscript, and takes
+    far longer."""
 
     def __init__(self, opset: int = 17) -> None:
         super().__init__(opset)
@@ -108,20 +101,10 @@ class Onnx(Format):
         onnx.helper.set_model_props(model, dict(metadata))
         return model.SerializeToString()
 
-    def load(self, content: bytes, blocked: bool = True) -> Run:
-        """What runs a recorded network.
-
-        Args:
-            content (bytes): The network.
-            blocked (bool): Whether constant weights get onnxruntime's blocked
-                layout, its own default. Defaults to True.
-        """
+    def load(self, content: bytes) -> Run:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
-        if not blocked:
-            level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-            options.graph_optimization_level = level
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = 3
         # Threads that wait for work would slow others down, in checks and benchmarks.
@@ -155,11 +138,7 @@ class TorchScript(Format):
 
 
 class TorchExport(Format):
-    """A program of ``torch.export``. Convolutions with weights whose number of
-    channels depends on the image are beyond it (torch 2.8:
-    ``GuardOnDataDependentSymNode``)."""
-
-    forms = ('masked',)
+    """A program of ``torch.export``."""
 
     def __init__(self, opset: int = 17) -> None:
         super().__init__(opset)

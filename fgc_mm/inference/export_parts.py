@@ -15,9 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import UsageError
-from ..gates import find_gates
-from ..nets import GatedBackbone
 from ..tasks import task_of_model
+from .export_graph import take_masks
 
 PARTS = ('model', 'backbone')
 
@@ -27,7 +26,7 @@ class Part(nn.Module):
 
     Args:
         model (nn.Module): The task model, or a backbone.
-        backbone (str): Name of the gated backbone in it.
+        backbone (str): Name of the backbone in it, '' for all of it.
 
     Attributes:
         not_exported (list[str]): What a user would miss.
@@ -53,10 +52,13 @@ class Part(nn.Module):
 
 
 class BackbonePart(Part):
-    """The gated backbone alone."""
+    """The backbone alone."""
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
-        return self.levels('feature', self.model.get_submodule(self.backbone)(x))
+        outs = self.model.get_submodule(self.backbone)(x)
+        if isinstance(outs, Mapping):
+            return dict(outs)
+        return self.levels('feature', [outs] if isinstance(outs, Tensor) else outs)
 
 
 class ClassifierPart(Part):
@@ -136,29 +138,25 @@ def find_part(model: nn.Module, part: str = 'model') -> Part:
     """The part of a model to export.
 
     Args:
-        model (nn.Module): An mmdet, mmseg or mmpretrain model, or a backbone.
+        model (nn.Module): An mmdet, mmseg or mmpretrain model, or any network.
         part (str): 'model', as far as its heads can be exported, or
             'backbone'. Defaults to 'model'.
 
     Raises:
-        UsageError: If it has no gates, or a head that cannot be exported.
+        UsageError: If it has a head that cannot be exported.
     """
     if part not in PARTS:
         raise UsageError(f'part={part!r} must be one of {PARTS}')
-    backbones = [n for n, m in model.named_modules() if isinstance(m, GatedBackbone)]
-    gated = [name for name in backbones if find_gates(model.get_submodule(name))]
     kind = type(model).__name__
-    if not gated:
-        raise UsageError(
-            f'the model {kind} has no gates, and a dense network needs no export of ours: use '
-            "torch.onnx, or a gated backbone, such as backbone=dict(type='GatedResNet', ...)"
-        )
-    if part == 'backbone' or gated == ['']:
-        return BackbonePart(model, gated[0])
+    backbone = getattr(model, 'backbone', None)
+    if not isinstance(backbone, nn.Module):
+        return BackbonePart(model, '')
+    if part == 'backbone':
+        return BackbonePart(model, 'backbone')
     find = MODEL_PARTS.get(task_of_model(model).name)
     found = find(model) if find is not None else None
     if found is not None:
-        return found(model, gated[0])
+        return found(model, 'backbone')
     raise UsageError(
         f'the model {kind} is no segmentor, classifier, nor detector with an rpn_head or a dense '
         'bbox_head, whose outputs could be exported: export its backbone alone (--part backbone)'
@@ -242,7 +240,6 @@ class Recorded(nn.Module):
 
     Args:
         part (Part): The part.
-        masks (dict): Where its gates leave their masks.
         preprocessing (Preprocessing, optional): To put before it.
             Defaults to None.
         with_gates (bool): Whether the masks are outputs too.
@@ -252,13 +249,11 @@ class Recorded(nn.Module):
     def __init__(
         self,
         part: Part,
-        masks: dict[str, Tensor],
         preprocessing: Optional[Preprocessing] = None,
         with_gates: bool = False,
     ) -> None:
         super().__init__()
         self.part = part
-        self.masks = masks
         self.preprocessing = preprocessing
         self.with_gates = with_gates
         self.names: list[str] = []
@@ -266,12 +261,10 @@ class Recorded(nn.Module):
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
         """All outputs in the order of ``names``."""
         x = image if self.preprocessing is None else self.preprocessing(image)
-        try:
-            outs = self.part(x)
-            if self.with_gates:
-                outs = {**outs, **gate_outputs(self.masks)}
-        finally:
-            self.masks.clear()  # torch.export refuses modules that keep tensors of a pass
+        outs = self.part(x)
+        masks = take_masks(self.part.model)
+        if self.with_gates:
+            outs = {**outs, **gate_outputs(masks)}
         self.names = list(outs)
         return tuple(outs.values())
 

@@ -3,22 +3,24 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn as nn
 from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import UsageError
-from ..gates import Gate, GateSite, find_gates
-from ..macs import GatedConv, gated_convs
-from ..nets import GatedBackbone, GatedBlock
+from ..gates import Gate, find_gates
 from ..runtime import Attachments
-from .forwards import is_plain_conv
-from .sparse_block import is_depthwise
+from ..sites import Gates
+from ..sites.attach import connect, disconnect
+from ..sites.narrow import narrow, replace_tensor, source_mask
+from ..sites.origin import sites_of
+from ..sites.site import Site
 
 
 class GateUsage:
@@ -31,7 +33,7 @@ class GateUsage:
         >>> usage = GateUsage(model)
         >>> usage.attach()
         >>> model(x)
-        >>> usage.shares()['layer1.0.gate1']
+        >>> usage.shares()['backbone.gates.layer1-0-conv1']
         tensor([0.5000, 1.0000, 0.0000, ...])
     """
 
@@ -51,7 +53,7 @@ class GateUsage:
         self._attached.remove()
 
     def shares(self) -> dict[str, Tensor]:
-        """Gate -> share of the images for which each channel was open.
+        """Gate -> share of its decisions in which each channel was open.
 
         Raises:
             UsageError: If a gate has decided for no image.
@@ -73,135 +75,121 @@ class Slimmed:
     """What is left of a model.
 
     Attributes:
-        state_dict (dict): Its weights.
-        backbones (dict): Name of each gated backbone in the model -> config
-            values it has to be built with.
-        gates (list[dict]): For each gate ``gate`` (its name), ``channels``,
-            ``removed`` and ``always_open`` (numbers of channels).
+        model (nn.Module): The smaller model.
+        networks (dict): Name of each network with gates in the model -> what
+            :class:`~fgc_mm.nets.Gated` has to be told: ``widths``, site -> the channels that are
+            left, where some are gone, and ``sites``, those that have a gate still.
+        gates (list[dict]): For each gate ``gate`` (its name), ``channels``, ``removed`` and
+            ``always_open`` (numbers of channels), and ``kept_because``, why nothing could be
+            removed, None otherwise.
     """
 
-    state_dict: dict[str, Tensor]
-    backbones: dict[str, dict[str, Any]] = field(default_factory=dict)
+    model: nn.Module
+    networks: dict[str, dict[str, Any]] = field(default_factory=dict)
     gates: list[dict[str, Any]] = field(default_factory=list)
 
 
 def slim(model: nn.Module, shares: dict[str, Tensor], tolerance: float = 0.0) -> Slimmed:
     """Leave out channels that are never open, and the gates of those that always are.
 
-    Channels that are always open come to be open whatever the image; if that
-    is all of a gate's, the gate goes. One channel of each convolution stays,
-    with its gate. Channels of a depthwise convolution that reads the block
-    input itself cannot be removed.
+    Channels that are always open come to be open whatever the image; if that is all of a gate's,
+    the gate goes. One channel of each site stays, with its gate. A site whose channels cannot be
+    taken out keeps them all, and its gate goes on deciding over them.
 
     Args:
-        model (nn.Module): A model with gated backbones; it is not changed.
+        model (nn.Module): A model with gates; it is not changed.
         shares (dict): Gate -> share of the images for which each channel is
             open, see :class:`GateUsage`.
         tolerance (float): Also remove channels open for at most this share.
             Defaults to 0.
 
     Returns:
-        Slimmed: Weights and config values of the smaller model.
+        Slimmed: The smaller model, and what was done.
 
     Raises:
-        UsageError: If there are no gates, or a gated layer cannot be slimmed.
+        UsageError: If there are no gates, or one cannot decide over fewer channels.
     """
     if not 0 <= tolerance < 1:
         raise UsageError(f'tolerance={tolerance} must be within [0, 1)')
-    backbones = {n: m for n, m in model.named_modules() if isinstance(m, GatedBackbone)}
-    backbones = {name: backbone for name, backbone in backbones.items() if find_gates(backbone)}
-    if not backbones:
-        raise UsageError(
-            f'{type(model).__name__} has no gated backbone with gates, so nothing can be slimmed'
-        )
-    result = Slimmed(dict(model.state_dict()))
-    for name, backbone in backbones.items():
-        result.backbones[name] = _slim_backbone(name, backbone, shares, tolerance, result)
-    return result
+    if not find_gates(model):
+        raise UsageError(f'{type(model).__name__} has no gates, so nothing can be slimmed')
+    slimmed = Slimmed(copy.deepcopy(model))
+    containers = [n for n, m in slimmed.model.named_modules() if isinstance(m, Gates)]
+    paths = {name: name.rpartition('.')[0] for name in containers}
+    # All of them first: sites are found in a model without gates.
+    taken = {name: disconnect(slimmed.model.get_submodule(paths[name])) for name in containers}
+    for name, gates in taken.items():
+        _slim_network(slimmed, paths[name], name, gates, shares, tolerance)
+    for name, gates in taken.items():
+        if gates.sites:
+            connect(slimmed.model.get_submodule(paths[name]), gates)
+    return slimmed
 
 
-def _slim_backbone(
-    name: str,
-    backbone: GatedBackbone,
+def _slim_network(
+    slimmed: Slimmed,
+    path: str,
+    container: str,
+    gates: Gates,
     shares: dict[str, Tensor],
     tolerance: float,
-    result: Slimmed,
-) -> dict[str, Any]:
-    prefix = f'{name}.' if name else ''
-    widths, gated = dict(backbone.widths), []
-    for block_name in backbone.block_names:
-        block = backbone.get_submodule(block_name)
-        assert isinstance(block, GatedBlock)
-        convs = gated_convs(block, block.gate_sites())
-        for site in block.gate_sites():
-            gate = f'{prefix}{block_name}.{site.gate}'
-            share = shares[gate]
-            kept = _kept(share, tolerance, _removable(block, convs, site, gate))
-            always = share[kept] == 1
-            _cut(result.state_dict, f'{prefix}{block_name}.', block, site, kept, always)
-            conv = f'{block_name}.{backbone.conv_of(site.gate)}'
-            if len(kept) < len(share):
-                widths[conv] = len(kept)
-            if not bool(always.all()):
-                gated.append(conv)
-            result.gates.append(
-                dict(
-                    gate=gate,
-                    channels=len(share),
-                    removed=len(share) - len(kept),
-                    always_open=int(always.sum()),
-                )
-            )
-    if not gated:
-        return dict(gate=None, gated_blocks='all', gated_convs=None, widths=widths)
-    return dict(gated_convs=gated, widths=widths)
-
-
-def _kept(share: Tensor, tolerance: float, removable: bool) -> Tensor:
-    if not removable:
-        return torch.arange(len(share))
-    kept = (share > tolerance).nonzero().flatten()
-    return kept if len(kept) else share.argmax()[None]
-
-
-def _removable(block: GatedBlock, convs: dict[str, GatedConv], site: GateSite, gate: str) -> bool:
-    """Whether channels of a gate can be cut out of its layers."""
-    grouped = []
-    for name in {*site.produces, *site.consumes}:
-        conv = block.get_submodule(name)
-        if not isinstance(conv, nn.Conv2d) or not is_plain_conv(conv):
-            raise UsageError(f'{gate}: {name} is a {type(conv).__name__} and cannot be slimmed')
-        if conv.groups > 1:
-            grouped.append(name)
-            if not is_depthwise(conv, convs[name]):
-                raise UsageError(f'{gate}: {name} has groups={conv.groups}, cannot be slimmed')
-    for name in site.norms:
-        norm = block.get_submodule(name)
-        if not isinstance(norm, _BatchNorm):
-            raise UsageError(f'{gate}: {name} is a {type(norm).__name__} and cannot be slimmed')
-    return not set(site.produces) <= set(grouped)
-
-
-def _cut(
-    state: dict[str, Tensor],
-    prefix: str,
-    block: GatedBlock,
-    site: GateSite,
-    kept: Tensor,
-    always: Tensor,
 ) -> None:
-    """Take the kept channels of everything around a gate."""
-    device = next(iter(state.values())).device
-    kept, always = kept.to(device), always.to(device)
-    for name in (*site.produces, *site.norms):
-        for key in ('weight', 'bias', 'running_mean', 'running_var'):
-            if f'{prefix}{name}.{key}' in state:
-                state[f'{prefix}{name}.{key}'] = state[f'{prefix}{name}.{key}'][kept]
-    for name in set(site.consumes) - set(site.produces):
-        state[f'{prefix}{name}.weight'] = state[f'{prefix}{name}.weight'][:, kept]
-    gate = block.gates()[site.gate]
-    own = f'{prefix}{site.gate}.'
-    for key in [key for key in state if key.startswith(own)]:
-        del state[key]
-    if not bool(always.all()):
-        state.update({own + key: value for key, value in gate.slim_state(kept, always).items()})
+    network = slimmed.model.get_submodule(path)
+    before = list(gates.sites.values())
+    names = {site.name: f'{container}.{gates.name_of(site.name)}' for site in before}
+    kept = {site: _kept(shares[gate], tolerance) for site, gate in names.items()}
+    after, refused = narrow(network, before, kept, partial(sites_of, gates))
+    masks = {
+        site.name: np.ones(site.channels, bool)
+        if site.name in refused
+        else kept[site.name].cpu().numpy()
+        for site in before
+    }
+    for old, new in zip(before, after, strict=True):
+        mask, gate = masks[old.name], gates.of(old.name)
+        always = shares[names[old.name]].cpu()[torch.from_numpy(mask)] == 1
+        slimmed.gates.append(
+            dict(
+                gate=names[old.name],
+                channels=old.channels,
+                removed=int((~mask).sum()),
+                always_open=int(always.sum()),
+                kept_because=refused.get(old.name),
+            )
+        )
+        if bool(always.all()):
+            gates.drop(old.name)
+        else:
+            _slim_gate(gate, new, mask, always, source_mask(old, masks))
+            gates.sites[old.name] = new
+    slimmed.networks[path] = dict(
+        widths={
+            new.name: new.channels
+            for old, new in zip(before, after, strict=True)
+            if new.channels < old.channels
+        },
+        sites=list(gates.sites),
+    )
+
+
+def _kept(share: Tensor, tolerance: float) -> Tensor:
+    kept = share > tolerance
+    if not kept.any():
+        kept[share.argmax()] = True
+    return kept
+
+
+def _slim_gate(
+    gate: Gate, site: Site, mask: np.ndarray, always: Tensor, inputs: np.ndarray
+) -> None:
+    """Have a gate decide over what is left."""
+    device = next((t.device for t in gate.state_dict().values()), torch.device('cpu'))
+    kept, read = (torch.as_tensor(part.nonzero()[0], device=device) for part in (mask, inputs))
+    for name, value in gate.slim_state(kept, always.to(device), read).items():
+        owner, _, tensor = name.rpartition('.')
+        module = gate.get_submodule(owner)
+        if value.shape != getattr(module, tensor).shape:
+            replace_tensor(module, tensor, value)
+        else:
+            getattr(module, tensor).data.copy_(value)
+    gate.channels, gate.in_channels = site.channels, site.source_channels

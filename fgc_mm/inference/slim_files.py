@@ -7,7 +7,8 @@ import copy
 import io
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,14 +18,14 @@ from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 from mmengine.runner.checkpoint import _load_checkpoint
 from torch import Tensor
+from torch.utils._pytree import tree_flatten
 
 from ..errors import CheckpointError, UsageError
 from ..evaluation import GatedMACs, PredictionCounter
 from ..gates import find_gates
-from ..nets import GatedBackbone
 from ..runtime import Attachments, unwrap
 from ..training import GateLossHook
-from .slim import GateUsage, slim
+from .slim import GateUsage, Slimmed, slim
 from .slim_report import EQUAL
 
 
@@ -64,13 +65,14 @@ def slim_checkpoint(
     loaded = load_fitting(model, checkpoint)
     loader = runner.build_dataloader(cfg[f'{split}_dataloader'])
     result = slim(model, _usage(model, loader), tolerance)
-    slim_cfg = _slim_config(cfg, result.backbones)
+    slim_cfg = slim_config(cfg, result)
     smaller = runner.build_model(_model_config(slim_cfg))
-    smaller.load_state_dict(result.state_dict)
+    smaller.load_state_dict(result.model.state_dict())
     smaller.to(next(model.parameters()).device)
     dropped = [] if find_gates(smaller) else _drop_gate_hooks(slim_cfg)
     pair = {'before': model, 'after': smaller}
-    metrics, difference = _compare(runner, pair, loader, cfg[f'{split}_evaluator'])
+    networks = list(result.networks)
+    metrics, difference = _compare(runner, pair, networks, loader, cfg[f'{split}_evaluator'])
     if not math.isfinite(difference):
         raise UsageError(
             'whether the slimmed network is the same cannot be told: on the images of '
@@ -165,16 +167,26 @@ def _usage(model: nn.Module, loader: Iterable) -> dict[str, Tensor]:
     return usage.shares()
 
 
-def _slim_config(cfg: Config, backbones: dict[str, dict[str, Any]]) -> Config:
+def slim_config(cfg: Config, slimmed: Slimmed) -> Config:
+    """The config of a slimmed model.
+
+    Args:
+        cfg (Config): That of the model before; it is not changed.
+        slimmed (Slimmed): What is left of it.
+
+    Raises:
+        UsageError: If a network with gates is none that the config gates.
+    """
     slim_cfg = copy.deepcopy(cfg)
-    for name, options in backbones.items():
-        node = slim_cfg.model
-        for part in filter(None, name.split('.')):
-            if part not in node:
-                raise UsageError(f'the config has no model.{name}, which the backbone is called')
-            node = node[part]
+    for name, options in slimmed.networks.items():
+        node, sites = _gating_node(slim_cfg.model, name), options['sites']
+        key = 'sites' if node.type.rpartition('.')[2] == 'Gated' else 'gated_blocks'
+        node.update(
+            {'widths': {**(node.get('widths') or {}), **options['widths']}, 'gated_convs': None}
+        )
+        node.update({key: sites} if sites else {'gate': None})
         # Weights to start from have the old widths.
-        node.update(options, init_cfg=None)
+        (node.get('backbone') or node).update(init_cfg=None)
         node.pop('pretrained', None)
     slim_cfg.model.pop('pretrained', None)
     imports = slim_cfg.get('custom_imports') or dict(imports=[])
@@ -183,6 +195,16 @@ def _slim_config(cfg: Config, backbones: dict[str, dict[str, Any]]) -> Config:
     for key in ('work_dir', 'launcher', 'resume'):
         slim_cfg.pop(key, None)
     return slim_cfg
+
+
+def _gating_node(model: Any, network: str) -> Any:
+    """The part of a config that gates a network."""
+    node = model
+    for part in filter(None, network.split('.')):
+        if part not in node:
+            raise UsageError(f'the config has no model.{network}, which the network is called')
+        node = node[part]
+    return node
 
 
 def _drop_gate_hooks(cfg: Config) -> list[str]:
@@ -210,16 +232,19 @@ def _model_config(cfg: Config) -> Any:
 
 @torch.no_grad()
 def _compare(
-    runner: Runner, models: dict[str, nn.Module], loader: Any, evaluator_cfg: Any
+    runner: Runner,
+    models: dict[str, nn.Module],
+    networks: Sequence[str],
+    loader: Any,
+    evaluator_cfg: Any,
 ) -> tuple[dict[str, dict], float]:
-    """Metrics of both models, and the largest difference of their backbones."""
+    """Metrics of both models, and the largest difference of what their gated networks give."""
     outputs: dict[str, list[Tensor]] = {name: [] for name in models}
     attached, counters, evaluators = Attachments(), [], {}
     for name, model in models.items():
         model.eval()
-        backbones = [m for m in model.modules() if isinstance(m, GatedBackbone)]
-        for backbone in backbones:
-            attached.after(backbone, lambda m, args, outs, name=name: outputs[name].extend(outs))
+        for network in networks:
+            attached.after(model.get_submodule(network), partial(_gather, outputs[name]))
         counters.append(PredictionCounter(model))
         evaluators[name] = runner.build_evaluator(copy.deepcopy(evaluator_cfg))
         evaluators[name].metrics.append(GatedMACs())
@@ -244,6 +269,10 @@ def _compare(
             counter.detach()
     size = len(loader.dataset)
     return {name: evaluator.evaluate(size) for name, evaluator in evaluators.items()}, largest
+
+
+def _gather(into: list[Tensor], module: nn.Module, args: tuple, outs: Any) -> None:
+    into.extend(out for out in tree_flatten(outs)[0] if isinstance(out, Tensor))
 
 
 def _on_cpu(model: nn.Module) -> dict[str, Tensor]:

@@ -1,22 +1,22 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
-"""The hook that switches sparse execution on for validation and testing."""
+"""The hook that freezes a model for validation and testing."""
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Any, Optional
 
 import torch.nn as nn
 from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.logging import print_log
+from mmengine.model import BaseTTAModel
 from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 
 from ..gates import find_gates
-from ..nets import GatedBackbone
 from ..runtime import unwrap
+from .freeze import Freezer
 from .memory import keep_memory
-from .sparse import disable_sparse, enable_sparse, prepare
 
 
 @HOOKS.register_module()
@@ -27,52 +27,54 @@ class SparseInferenceHook(Hook):
 
         >>> custom_hooks = [dict(type='SparseInferenceHook')]
 
-    A gated backbone whose gates were all slimmed away runs with prepared weights
-    and kernels. Before a test on a CPU :func:`keep_memory` is called.
+    The model is frozen before, see :func:`~fgc_mm.freeze`, and as it was after. Before a test
+    on a CPU :func:`keep_memory` is called.
 
     Args:
-        channels_last (bool): See :func:`enable_sparse`. Defaults to True.
-        granularity (int, optional): See :func:`enable_sparse`. Defaults to None.
-        way (str): See :func:`enable_sparse`. Defaults to 'auto'.
+        channels_last (bool): See :func:`~fgc_mm.freeze`. Defaults to True.
+        way (str): See :func:`~fgc_mm.freeze`. Defaults to 'auto'.
     """
 
-    def __init__(
-        self, channels_last: bool = True, granularity: Optional[int] = None, way: str = 'auto'
-    ) -> None:
-        # Between two batches nobody changes weights.
-        self.options = dict(
-            channels_last=channels_last, granularity=granularity, way=way, constant=True
-        )
+    # After EMAHook has put its weights in, and for the time until it takes them out.
+    priority = 'LOW'
 
-    def before_val(self, runner: Runner) -> None:
-        """Switch it on."""
-        model = unwrap(runner.model)
-        if find_gates(model) or not has_gated_backbone(model):
-            enable_sparse(model, **self.options)  # type: ignore[arg-type]
-            return
-        prepare(model, **self.options)  # type: ignore[arg-type]
-        print_log(
-            'SparseInferenceHook: no gate is left in the backbone, nothing is ever closed; it runs '
-            'dense, with prepared weights',
-            logger='current',
-        )
+    def __init__(self, channels_last: bool = True, way: str = 'auto') -> None:
+        self.options: dict[str, Any] = dict(channels_last=channels_last, way=way)
+        self.freezer: Optional[Freezer] = None
 
-    def before_test(self, runner: Runner) -> None:
-        """Switch it on; the process has nothing else to do."""
-        self.before_val(runner)
+    def before_val_epoch(self, runner: Runner) -> None:
+        """Freeze the model."""
+        if not find_gates(runner.model):
+            print_log(
+                'SparseInferenceHook: no gate is left in the model, nothing is ever closed; it '
+                'runs dense, with its norms folded in',
+                logger='current',
+            )
+        self.freezer = Freezer(_model_of(runner), **self.options)
+        self.freezer.attach()
+
+    def before_test_epoch(self, runner: Runner) -> None:
+        """Freeze the model; the process has nothing else to do."""
+        self.before_val_epoch(runner)
         if next(unwrap(runner.model).parameters()).device.type == 'cpu':
             keep_memory()
 
-    def after_val(self, runner: Runner) -> None:
-        """Switch it off again."""
-        disable_sparse(unwrap(runner.model))
+    def after_val_epoch(self, runner: Runner, metrics: Optional[dict] = None) -> None:
+        """The model as it was."""
+        if self.freezer is not None:
+            masked = self.freezer.report.masked
+            if masked:
+                print_log(f'SparseInferenceHook: {self.freezer.report}', logger='current')
+            self.freezer.remove()
+            self.freezer = None
 
-    after_test = after_val
+    after_test_epoch = after_val_epoch
 
 
-def has_gated_backbone(model: nn.Module) -> bool:
-    """Whether a model has a backbone that gates fit into, with or without any."""
-    return any(isinstance(module, GatedBackbone) for module in model.modules())
+def _model_of(runner: Runner) -> nn.Module:
+    """The model that is called with pictures."""
+    model = unwrap(runner.model)
+    return unwrap(model.module) if isinstance(model, BaseTTAModel) else model
 
 
 def add_sparse_hook(cfg: Config) -> None:

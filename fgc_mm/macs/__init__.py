@@ -1,22 +1,18 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
 from .backbone_share import BackboneShare
 from .formulas import conv_macs, linear_macs, open_share
-from .gated_convs import GatedConv, block_sites, gated_convs
 from .image_macs import ImageMACs
 from .switches import Side, Switch, switches_of
 from .tracer import MACsTracer, count_macs
 
 __all__ = [
     'BackboneShare',
-    'GatedConv',
     'ImageMACs',
     'MACsTracer',
     'Side',
     'Switch',
-    'block_sites',
     'conv_macs',
     'count_macs',
-    'gated_convs',
     'linear_macs',
     'open_share',
     'switches_of',

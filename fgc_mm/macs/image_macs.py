@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -23,6 +24,8 @@ class ImageMACs:
         gates (tuple): (name, channels) of every gate, in network order.
         decisions (tuple): For each pass, how often each gate decided, and all
             decisions as packed bits.
+        regions (dict): Of gates that decide for regions of the image: name -> how many regions,
+            and in how many of them each channel is open.
     """
 
     backbone_executed: float
@@ -31,6 +34,7 @@ class ImageMACs:
     model_dense: float
     gates: tuple[tuple[str, int], ...] = ()
     decisions: tuple[tuple[tuple[int, ...], bytes], ...] = ()
+    regions: Mapping[str, tuple[int, np.ndarray]] = field(default_factory=dict)
 
     @property
     def pruning_ratio(self) -> float:
@@ -38,7 +42,8 @@ class ImageMACs:
         return 1 - self.backbone_executed / self.backbone_dense if self.backbone_dense else 0.0
 
     def masks(self) -> dict[str, np.ndarray]:
-        """The decisions: name of the gate -> passes x channels, 0 or 1."""
+        """The decisions: name of the gate -> passes x channels, 0 or 1. Those about regions are in
+        ``regions``."""
         rows: dict[str, list[np.ndarray]] = {name: [] for name, _ in self.gates}
         for passes, packed in self.decisions:
             bits = np.unpackbits(np.frombuffer(packed, dtype=np.uint8))
@@ -54,6 +59,10 @@ class ImageMACs:
     def __add__(self, other: ImageMACs) -> ImageMACs:
         if self.gates != other.gates:
             raise ValueError('only the MACs of passes through the same model can be added')
+        regions = dict(self.regions)
+        for name, (count, opened) in other.regions.items():
+            before = regions.get(name, (0, 0))
+            regions[name] = before[0] + count, before[1] + opened
         return ImageMACs(
             self.backbone_executed + other.backbone_executed,
             self.backbone_dense + other.backbone_dense,
@@ -61,4 +70,5 @@ class ImageMACs:
             self.model_dense + other.model_dense,
             self.gates,
             self.decisions + other.decisions,
+            regions,
         )

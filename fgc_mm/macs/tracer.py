@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from ..runtime import Attachments
 from .formulas import open_share
 from .image_macs import ImageMACs
 from .layers import call_macs
+from .regions import Regions
 from .switches import kinds_of, switches_of
 
 
@@ -26,12 +27,16 @@ class Call:
 
     Attributes:
         layer (str): Its name.
-        macs (int): Dense MACs, over the whole batch.
+        macs (int): Dense MACs, over all rows.
+        rows (int): How many pictures, windows or regions it worked on.
+        owners (Tensor, optional): The number of the picture of each row, if these are regions.
         records (dict): The gates that switch it -> what they had decided.
     """
 
     layer: str
     macs: int
+    rows: int
+    owners: Optional[Tensor]
     records: dict[str, GateRecord]
 
 
@@ -40,7 +45,8 @@ class MACsTracer:
 
     The output size of each layer is read off its calls, so any image size,
     windows of an image and repeated layers are counted as they happen, each under the
-    decisions of that moment. See :func:`~fgc_mm.macs.layers.is_counted` for what is not counted.
+    decisions of that moment, and what a head does on a region belongs to the picture of
+    that region. See :func:`~fgc_mm.macs.layers.is_counted` for what is not counted.
 
     Args:
         model (nn.Module): Any model; without gates nothing is saved.
@@ -60,24 +66,25 @@ class MACsTracer:
         self.layers = kinds_of(model, backbone)
         self.gates = find_gates(model)
         self.switches = switches_of(model)
+        self._regions = Regions(model)
         self._attached = Attachments()
         self.calls: list[Call] = []
 
     def reset(self) -> None:
         """Forget everything counted so far."""
         self.calls = []
+        self._regions.reset()
 
     def attach(self) -> None:
         """Start counting."""
         if self._attached:
             return
+        self._regions.attach(self._attached)
         for name in self.layers:
-            self._attached.after(self._modules[name], partial(self._on_layer, name), passive=True)
+            self._attached.after(self._modules[name], partial(self._on_layer, name))
         for holder in {name.rpartition('.')[0] for name in self.gates}:
             # Gates attached to a network are one level further down than those of a block.
-            self._attached.before(
-                self._modules[holder], partial(self._forget, holder), passive=True
-            )
+            self._attached.before(self._modules[holder], partial(self._forget, holder))
 
     def detach(self) -> None:
         """Stop counting."""
@@ -86,9 +93,8 @@ class MACsTracer:
     def take(self, batch_size: int) -> list[ImageMACs]:
         """What was counted since the last time, shared out to the images.
 
-        The MACs of gated layers are known image by image, all others are
-        the same for every image of a batch (a head's work on the proposals of a
-        batch is shared out evenly).
+        The MACs of gated layers and of those that work on regions are known image by
+        image, all others are the same for every image of a batch.
 
         Args:
             batch_size (int): Number of images the passes were about.
@@ -96,26 +102,41 @@ class MACsTracer:
         Returns:
             list[ImageMACs]: One for each image.
         """
-        passes = self._passes()
+        passes, owners = self._passes()
         masks = _to_cpu(passes)
         executed = torch.zeros(batch_size, 2, dtype=torch.float64)
         dense = torch.zeros_like(executed)
         for call in self.calls:
             in_backbone, is_gate = self.layers[call.layer]
             side = 0 if in_backbone else 1
-            share = torch.ones(batch_size, dtype=torch.float64)
+            share = torch.ones(1, dtype=torch.float64)
             if call.records:
                 switch = self.switches[call.layer]
                 decided = {name: masks[id(record)] for name, record in call.records.items()}
                 groups = getattr(self._modules[call.layer], 'groups', 1)
-                part = open_share(switch.ins.mask(decided), switch.outs.mask(decided), groups)
-                share = _by_image(part, batch_size).mean(dim=1)
-            executed[:, side] += call.macs / batch_size * share
+                share = open_share(switch.ins.mask(decided), switch.outs.mask(decided), groups)
+            if call.owners is None:
+                part = call.macs / batch_size * torch.ones(batch_size, dtype=torch.float64)
+                done = part * (_by_image(share, batch_size).mean(dim=1) if call.records else share)
+            else:
+                whose = owners[id(call.owners)]
+                each = torch.full((call.rows,), call.macs / max(1, call.rows), dtype=torch.float64)
+                part, done = (
+                    torch.zeros(batch_size, dtype=torch.float64).index_add_(0, whose, values)
+                    for values in (each, each * share)
+                )
+            executed[:, side] += done
             if not is_gate:
-                dense[:, side] += call.macs / batch_size
+                dense[:, side] += part
         gates = tuple((name, gate.channels) for name, gate in self.gates.items())
-        counts, packed = _pack(
-            [[masks[id(record)] for record in passes[name]] for name in self.gates], batch_size
+        mine = [[masks[id(r)] for r in passes[name] if id(r) not in owners] for name in self.gates]
+        counts, packed = _pack(mine, batch_size)
+        regions = _count_open(
+            {
+                name: [(masks[id(r)], owners[id(r)]) for r in records if id(r) in owners]
+                for name, records in passes.items()
+            },
+            batch_size,
         )
         self.reset()
         return [
@@ -126,17 +147,24 @@ class MACsTracer:
                 model_dense=float(dense[i].sum()),
                 gates=gates,
                 decisions=((counts, packed[i]),) if gates else (),
+                regions=regions[i],
             )
             for i in range(batch_size)
         ]
 
-    def _passes(self) -> dict[str, list[GateRecord]]:
-        """Gate -> what it decided, each time once."""
+    def _passes(self) -> tuple[dict[str, list[GateRecord]], dict[int, Tensor]]:
+        """Gate -> what it decided, each time once; identity of a record about regions, or of the
+        pictures they are told of -> these pictures, on the CPU."""
         found: dict[str, dict[int, GateRecord]] = {name: {} for name in self.gates}
+        owners: dict[int, Tensor] = {}
         for call in self.calls:
+            if call.owners is not None and id(call.owners) not in owners:
+                owners[id(call.owners)] = call.owners.detach().long().cpu()
             for name, record in call.records.items():
                 found[name].setdefault(id(record), record)
-        return {name: list(records.values()) for name, records in found.items()}
+                if call.owners is not None:
+                    owners[id(record)] = owners[id(call.owners)]
+        return {name: list(records.values()) for name, records in found.items()}, owners
 
     def _on_layer(self, name: str, module: nn.Module, args: tuple, output: Tensor) -> None:
         records = {}
@@ -150,7 +178,9 @@ class MACsTracer:
                         'every pass'
                     )
                 records[gate] = record
-        self.calls.append(Call(name, call_macs(module, args, output), records))
+        rows = len(output)
+        owners = self._regions.owners(name, rows)
+        self.calls.append(Call(name, call_macs(module, args, output), rows, owners, records))
 
     def _forget(self, holder: str, *_: Any) -> None:
         for name, gate in self.gates.items():
@@ -184,6 +214,25 @@ def _pack(rows: list[list[Tensor]], batch_size: int) -> tuple[tuple[int, ...], l
     return tuple(passes), [row.tobytes() for row in bits]
 
 
+def _count_open(
+    decided: dict[str, list[tuple[Tensor, Tensor]]], batch_size: int
+) -> list[dict[str, tuple[int, np.ndarray]]]:
+    """For each image: gate -> how many regions it decided about, and in how many of them each of
+    its channels is open."""
+    found: list[dict[str, tuple[int, np.ndarray]]] = [{} for _ in range(batch_size)]
+    for name, parts in decided.items():
+        if not parts:
+            continue
+        masks = torch.cat([mask for mask, _ in parts]).long()
+        owners = torch.cat([owner for _, owner in parts])
+        counts = torch.bincount(owners, minlength=batch_size)
+        opened = torch.zeros(batch_size, masks.size(1), dtype=torch.long)
+        opened.index_add_(0, owners, masks)
+        for i in range(batch_size):
+            found[i][name] = int(counts[i]), opened[i].int().numpy()
+    return found
+
+
 def count_macs(
     model: nn.Module, *inputs: Any, backbone: str = '', **kwargs: Any
 ) -> list[ImageMACs]:
@@ -214,6 +263,6 @@ def _by_image(values: Tensor, batch_size: int) -> Tensor:
     if values.size(0) % batch_size:
         raise RuntimeError(
             f'a gate decided for {values.size(0)} images in a pass over {batch_size}; only whole '
-            'multiples can be attributed to images'
+            'multiples, and regions that a RoI extractor cut out, can be attributed to images'
         )
     return values.reshape(batch_size, -1, *values.shape[1:])

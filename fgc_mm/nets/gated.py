@@ -1,5 +1,5 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
-"""``type='Gated'``: any registered backbone, gated."""
+"""``type='Gated'``: any registered backbone, or parts of any model, gated."""
 
 from __future__ import annotations
 
@@ -17,31 +17,33 @@ from ..sites.choose import Choice
 from ..sites.gate import DEFAULT_GATE, narrowed
 from ..sites.gate import gate as gate_network
 from ..sites.recorder import ExampleError
+from .gated_model import SIZES, Parts, gate_model
 from .scopes import registry_of
 from .weights import watch_weights
-
-_SIZES = (64, 224)
-"""Sides of the pictures a network is tried on if its config names none."""
 
 
 @MODELS.register_module()
 def Gated(
-    backbone: dict,
+    backbone: Optional[dict] = None,
     gate: Optional[dict] = DEFAULT_GATE,
     sites: Choice = 'all',
     gated_convs: Union[str, Sequence[str], None] = None,
     widths: Optional[Mapping[str, int]] = None,
     example: Optional[tuple[int, int, int]] = None,
     gates_follow_freeze: bool = False,
+    model: Optional[dict] = None,
+    part: Parts = 'backbone',
     **kwargs: Any,
 ) -> nn.Module:
-    """A backbone of mmdet, mmseg, mmpretrain or timm with gates on its sites.
+    """A backbone of mmdet, mmseg, mmpretrain or timm with gates on its sites, or a whole model
+    with gates in some of its parts.
 
     The network is upstream's own: parameter names, defaults and weights are its, and with
-    every gate open it computes the same. Its child ``gates`` holds the gates.
+    every gate open it computes the same. Its child ``gates``, or that of each part, holds the
+    gates.
 
     Args:
-        backbone (dict): Config of the backbone.
+        backbone (dict, optional): Config of the backbone. Defaults to None, if ``model`` is given.
         gate (dict, optional): Config of the gates; None builds the network without any. Defaults to
             a ``BinConcreteGate`` with layer norm.
         sites (str | int | Sequence): ``'all'`` but the stem, ``'last_stage'``, ``'stem'``, names of
@@ -54,14 +56,29 @@ def Gated(
             to None: ``in_channels`` of its config, and 64 x 64 or 224 x 224.
         gates_follow_freeze (bool): Apply the backbone's ``frozen_stages`` and ``norm_eval`` to
             gates as well. Defaults to False: gates learn.
-        **kwargs: Handed on to the backbone; mmseg sets ``pretrained`` there.
+        model (dict, optional): In place of ``backbone`` the config of a model. Defaults to None.
+        part (str | Sequence[str]): Names of the model's parts that are gated.
+            Defaults to 'backbone'.
+        **kwargs: Handed on to the backbone or the model; mmseg sets ``pretrained`` there, a runner
+            ``data_preprocessor``.
 
     Returns:
-        nn.Module: The backbone.
+        nn.Module: The backbone, or the model.
 
     Example:
         >>> backbone = dict(type='Gated', backbone=dict(type='mmdet.CSPNeXt'))
+        >>> model = dict(type='Gated', model=_base_.model, part=('backbone', 'bbox_head'))
     """
+    convs = [gated_convs] if isinstance(gated_convs, str) else gated_convs
+    if model is not None and backbone is None:
+        return _build_model(
+            model, part, gate, sites, convs, widths, example, gates_follow_freeze, kwargs
+        )
+    if model is not None or part != 'backbone':
+        raise UsageError(
+            f'Gated: part={part!r} needs the config of a whole model, and no backbone beside it: '
+            "model = dict(_delete_=True, type='Gated', model=_base_.model, part=...)"
+        )
     if not isinstance(backbone, dict) or 'type' not in backbone:
         raise UsageError(
             f"Gated: backbone={backbone!r} must be a config such as dict(type='ResNet', depth=50)"
@@ -71,10 +88,41 @@ def Gated(
         registry_of(backbone['type'], 'Gated'),
         gate,
         sites,
-        gated_convs,
+        convs,
         widths,
         example,
         gates_follow_freeze,
+    )
+
+
+def _build_model(
+    model: dict,
+    part: Parts,
+    gate: Optional[dict],
+    sites: Choice,
+    convs: Optional[Sequence[str]],
+    widths: Optional[Mapping[str, int]],
+    example: Optional[tuple[int, int, int]],
+    follow_freeze: bool,
+    kwargs: dict[str, Any],
+) -> nn.Module:
+    """Build a model and gate parts of it, see :func:`Gated`."""
+    if not isinstance(model, dict) or 'type' not in model:
+        raise UsageError(
+            f'Gated: model={model!r} must be the config of a model, such as model=_base_.model'
+        )
+    if gate is not None:
+        check_gate(gate)
+    if widths:
+        raise UsageError(f'widths={widths!r}: networks cannot be narrowed yet')
+    cfg = {**copy.deepcopy(model), **kwargs}
+    if model.get('data_preprocessor') is not None:  # a runner hands on that of the config's top
+        cfg['data_preprocessor'] = copy.deepcopy(model['data_preprocessor'])
+    network = registry_of(model['type'], 'Gated').build(cfg)
+    if gate is None:
+        return network
+    return gate_model(
+        network, part, gate, sites, None if convs == ['all'] else convs, example, follow_freeze
     )
 
 
@@ -118,7 +166,7 @@ def build_gated(
     if gate is None and not widths:
         return network
     channels = backbone.get('in_channels', 3)
-    shapes = [example] if example else [(channels, size, size) for size in _SIZES]
+    shapes = [example] if example else [(channels, size, size) for size in SIZES]
     convs = [gated_convs] if isinstance(gated_convs, str) else gated_convs
     for shape in shapes:
         try:

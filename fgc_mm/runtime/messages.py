@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import difflib
+import linecache
 import os
 import re
 import traceback
@@ -66,11 +67,15 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """The line that raised an error of Python's own, whose message may be a single word."""
-    plain = isinstance(error, (LookupError, TypeError, AttributeError))
+    """The line that raised an error of Python's own, whose message may be a single word or none."""
+    plain = isinstance(error, (LookupError, TypeError, AttributeError, AssertionError))
     if not plain or _FROM_WORKER in str(error):
         return ''
-    frame, line = list(traceback.walk_tb(error.__traceback__))[-1]
-    code = frame.f_code
+    every = list(traceback.walk_tb(error.__traceback__))
+    # Not the line of torch that looks attributes of a module up.
+    frames = [f for f in every if '/torch/' not in f[0].f_code.co_filename] or every
+    (frame, number), code = frames[-1], frames[-1][0].f_code
     name = getattr(code, 'co_qualname', code.co_name)  # with its class, since Python 3.11
-    return f' (in {name}, {Path(code.co_filename).name}:{line})'
+    line = linecache.getline(code.co_filename, number, frame.f_globals)
+    shown = f': {shortened(line, 100)}' if line.strip() else ''
+    return f' (in {name}, {Path(code.co_filename).name}:{number}{shown})'

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch.nn as nn
@@ -14,6 +16,18 @@ def unwrap(model: nn.Module) -> nn.Module:
     while is_model_wrapper(model):
         model = model.module  # type: ignore[assignment]
     return model
+
+
+@contextmanager
+def in_evaluation(module: nn.Module) -> Iterator[None]:
+    """A module in evaluation mode; behind it every part of it is in its own again."""
+    modes = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
 
 
 def forward_argument(name: str, args: tuple, kwargs: dict, default: Any = None) -> Any:

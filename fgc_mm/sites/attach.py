@@ -39,6 +39,9 @@ class Gates(BaseModule):
         follow_norm_eval (bool): Let the network put the gates' norms into evaluation as well.
             Defaults to False.
         frozen (Sequence[str]): Names of the sites whose gates do not learn. Defaults to ().
+
+    Attributes:
+        example: Outline of what the network can be called with, None if nobody knows.
     """
 
     def __init__(
@@ -52,10 +55,12 @@ class Gates(BaseModule):
         self.sites = {site.name: site for site in sites}
         self.follow_norm_eval = follow_norm_eval
         self.frozen = list(frozen)
+        self.example: Any = None
         self.loaded = False
         for site in sites:
             built = build_gate(gate, site.source_channels, site.channels)
             built.block = site.source
+            built.calls, built.regions = site.calls, site.regions
             self.add_module(self.name_of(site.name), built)
             if site.name in self.frozen:
                 built.requires_grad_(False)
@@ -68,6 +73,12 @@ class Gates(BaseModule):
     def of(self, site: str) -> Gate:
         """The gate of a site."""
         return getattr(self, self.name_of(site))
+
+    def drop(self, site: str) -> None:
+        """Be without the gate of a site."""
+        del self.sites[site]
+        delattr(self, self.name_of(site))
+        self.frozen = [name for name in self.frozen if name != site]
 
     def train(self, mode: bool = True) -> Gates:
         """Set the mode, but not that of gates which do not learn."""

@@ -205,7 +205,7 @@ def find_sites(module: nn.Module, example: Example, modes: Sequence[bool] = (Fal
         >>> find_sites(torchvision.models.resnet50(), torch.rand(1, 3, 64, 64)).sites[1]
         layer1.0.conv1 -> layer1.0.conv2
     """
-    args, kwargs = _call_of(example)
+    args, kwargs = call_of(example)
     finders: list[Finder] = []
     found: Optional[Found] = None
     for training in modes:
@@ -214,14 +214,19 @@ def find_sites(module: nn.Module, example: Example, modes: Sequence[bool] = (Fal
             record = record_pass(module, given[0], given[1], is_layer)
         finders.append(Finder(module, record))
         mine = finders[-1].find()
-        found = mine if found is None else _both(found, mine)
+        found = mine if found is None else both(found, mine)
     assert found is not None
-    return _of_pictures(found, finders)
+    return of_pictures(found, finders)
 
 
-def _of_pictures(found: Found, finders: Sequence[Finder]) -> Found:
+def of_pictures(found: Found, finders: Sequence[Finder]) -> Found:
     """The sites whose layers have the pictures in the first dimension: with twice as many of them
-    another one has not grown in its place."""
+    another one has not grown in its place.
+
+    Args:
+        found (Found): The sites.
+        finders (Sequence[Finder]): Those who found them, the first with one picture.
+    """
     kept: list[Site] = []
     for site in found.sites:
         one, two = (finder.shape_read(site.name) for finder in (finders[0], finders[-1]))
@@ -233,7 +238,8 @@ def _of_pictures(found: Found, finders: Sequence[Finder]) -> Found:
     return replace(found, sites=kept)
 
 
-def _call_of(example: Example) -> tuple[tuple, dict]:
+def call_of(example: Example) -> tuple[tuple, dict]:
+    """Arguments and named arguments of a call with an example."""
     if isinstance(example, Tensor):
         return (example,), {}
     if isinstance(example, Mapping):
@@ -253,8 +259,13 @@ def _twice(value: Any) -> Any:
     return value
 
 
-def _both(first: Found, second: Found) -> Found:
-    """What is a site in both modes."""
+def both(first: Found, second: Found) -> Found:
+    """What is a site in both modes.
+
+    Args:
+        first (Found): In evaluation.
+        second (Found): In training.
+    """
     mine = {site.name: site for site in second.sites}
     why = {refusal.name: refusal for refusal in second.refused}
     sites, refused = [], list(first.refused)
@@ -265,15 +276,13 @@ def _both(first: Found, second: Found) -> Found:
             sites.append(replace(site, scales=together(site.scales, other.scales)))
         elif site.name in why:
             refused.append(Refusal(site.name, f'in training {why[site.name].reason}'))
+        elif other is None:
+            refused.append(Refusal(site.name, 'training does not run it'))
         else:
             refused.append(Refusal(site.name, 'other layers read it in training'))
-    refused += [
-        r
-        for r in second.refused
-        if r.name not in known
-        and r.name not in mine
-        and not any(r.name == site.name for site in first.sites)
-    ]
+    ran = {*known, *(site.name for site in first.sites)}
+    refused += [Refusal(name, 'only training runs it') for name in mine if name not in ran]
+    refused += [r for r in second.refused if r.name not in ran and r.name not in mine]
     return Found(sites, list({r.name: r for r in refused}.values()), first.first)
 
 

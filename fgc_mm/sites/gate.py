@@ -14,6 +14,7 @@ from .attach import attach
 from .choose import Choice, choose
 from .find import Example, Found, find_sites
 from .narrow import Kept, narrow
+from .origin import outline
 from .site import Site
 
 DEFAULT_GATE = dict(type='BinConcreteGate', norm_cfg=dict(type='LN'))
@@ -72,12 +73,13 @@ def gate(
             + (f' ({reasons})' if reasons else ': it has no convolution and no linear layer')
         )
     found = _narrowed(network, found, widths or {}, example)
-    attach(
+    gates = attach(
         network,
         choose(found.sites, sites, stem_of(network, found), convs, key, within_blocks),
         gate or DEFAULT_GATE,
         follow_freeze,
     )
+    gates.example = outline(example)
     return network
 
 

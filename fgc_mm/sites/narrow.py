@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Optional, Union
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from ..errors import UsageError
 from .factors import plain
-from .find import Example, find_sites
+from .find import Example, Found, find_sites
 from .recorder import ExampleError
 from .site import End, Scale, Site
 
@@ -24,7 +25,10 @@ Kept = Union[int, Sequence[int], Tensor, np.ndarray]
 
 
 def narrow(
-    network: nn.Module, sites: Sequence[Site], kept: Mapping[str, Kept], example: Example
+    network: nn.Module,
+    sites: Sequence[Site],
+    kept: Mapping[str, Kept],
+    example: Union[Example, Callable[[nn.Module], Found]],
 ) -> tuple[list[Site], dict[str, str]]:
     """Take channels of sites out of a network.
 
@@ -37,7 +41,8 @@ def narrow(
         sites (Sequence[Site]): All sites :func:`~fgc_mm.sites.find_sites` found in it.
         kept (Mapping): Name of a site -> the decisions that stay: their number (the first ones),
             their numbers, or a mask.
-        example (Tensor | Sequence | Mapping): What the network can be called with.
+        example (Tensor | Sequence | Mapping | Callable): What the network can be called with, or
+            a function that finds the sites of such a network.
 
     Returns:
         tuple: The sites of the narrower network, in their order, and name -> reason for
@@ -59,11 +64,12 @@ def narrow(
     faults = {name: _fault(network, by_name[name]) for name in masks}
     refused = {name: fault for name, fault in faults.items() if fault is not None}
     wanted = [name for name in masks if name not in refused]
+    find = example if callable(example) else partial(_find, example)
 
     def fault_of(names: Sequence[str]) -> Optional[str]:
         trial = copy.deepcopy(network)
         left = _Cut(trial, sites, {name: masks[name] for name in names}).make()
-        return _difference(trial, left, example)
+        return _difference(trial, left, find)
 
     def possible(surely: list[str], names: list[str]) -> list[str]:
         """Those of some sites that can be narrowed beside others."""
@@ -195,11 +201,13 @@ class _Cut:
 
     def _left_of(self, site: Site) -> Site:
         mask = self.masks[site.name]
-        source = np.ones(site.source_channels, bool)
-        known = [(read, self.masks[read.module]) for read in site.reads]
-        for read, mine in known:
-            source &= follow(read.index, mine)
-        reads = [replace(read, index=left(read, source, mine)) for read, mine in known]
+        source = source_mask(site, self.masks)
+        reads = [
+            replace(read, index=left(read, source, self.masks[read.module]))
+            if read.module in self.masks
+            else read
+            for read in site.reads
+        ]
         return replace(
             site,
             source_channels=int(source.sum()),
@@ -215,6 +223,20 @@ class _Cut:
 
     def _end(self, end: End, dim: int, mask: np.ndarray) -> End:
         return replace(end, index=left(end, self.left[end.module, dim], mask))
+
+
+def source_mask(site: Site, masks: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Which channels stay of the input that the gate of a site reads.
+
+    Args:
+        site (Site): The site, before.
+        masks (Mapping): Site -> the decisions that stay.
+    """
+    source = np.ones(site.source_channels, bool)
+    for read in site.reads:
+        if read.module in masks:
+            source &= follow(read.index, masks[read.module])
+    return source
 
 
 def follow(index: Optional[tuple[int, ...]], mask: np.ndarray) -> np.ndarray:
@@ -285,10 +307,16 @@ def _tell_widths(module: Any) -> None:
         module.num_parameters = len(weight)
 
 
-def _difference(network: nn.Module, expected: Sequence[Site], example: Example) -> Optional[str]:
+def _find(example: Example, network: nn.Module) -> Found:
+    return find_sites(network, example, modes=(False,))
+
+
+def _difference(
+    network: nn.Module, expected: Sequence[Site], find: Callable[[nn.Module], Found]
+) -> Optional[str]:
     """What differs between the sites of a narrowed network and those it should have."""
     try:
-        found = find_sites(network, example, modes=(False,))
+        found = find(network)
     except ExampleError as error:
         return f'without some channels it does not run: {error.__cause__}'
     have = {site.name: site for site in found.sites}

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Optional
 
 import numpy as np
@@ -85,6 +85,7 @@ class Site:
         reads (tuple[End]): Sites whose channels the gate reads in the source's input: ``module`` is
             the name of such a site, ``index`` is over the channels of that input. A closed
             one is zero there too.
+        regions (bool): Whether the rows of that input are regions of pictures, not pictures.
     """
 
     source: str
@@ -97,11 +98,28 @@ class Site:
     calls: int = 1
     scales: tuple[Scale, ...] = ()
     reads: tuple[End, ...] = ()
+    regions: bool = False
 
     @property
     def name(self) -> str:
         """Path of the first producer."""
         return self.producers[0].module
+
+    def seen_from(self, path: str) -> Site:
+        """The same site, with names as seen from a model that has the network at a path."""
+
+        def ends(several: tuple[End, ...]) -> tuple[End, ...]:
+            return tuple(End(f'{path}.{end.module}', end.index) for end in several)
+
+        return replace(
+            self,
+            source=f'{path}.{self.source}',
+            producers=ends(self.producers),
+            through=ends(self.through),
+            consumers=ends(self.consumers),
+            scales=tuple(replace(s, tensor=f'{path}.{s.tensor}') for s in self.scales),
+            reads=ends(self.reads),
+        )
 
     def __str__(self) -> str:
         return f'{self.name} -> {", ".join(end.module for end in self.consumers)}'

@@ -9,6 +9,7 @@ from .fgc.hook import FGCHook
 from .gate_loss_hook import GateLossHook
 from .l0_hook import L0Hook, l0
 from .schedules import build_schedule, epochs_seen
+from .static_pruning_hook import StaticPruningHook
 
 __all__ = [
     'BatchShapingHook',
@@ -19,6 +20,7 @@ __all__ = [
     'FGCHook',
     'GateLossHook',
     'L0Hook',
+    'StaticPruningHook',
     'batch_shaping',
     'beta_cdf',
     'beta_pdf',

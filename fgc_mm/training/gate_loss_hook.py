@@ -14,7 +14,7 @@ from mmengine.runner import Runner
 from torch import Tensor
 
 from ..errors import UsageError
-from ..gates import Gate, find_gates, records_of
+from ..gates import Gate, find_gates, forget_records, records_of
 from ..runtime import Attachments, forward_argument, unwrap
 
 TASK_LOSS = 'loss_task'
@@ -141,8 +141,7 @@ class GateLossHook(Hook):
             runner.visualizer.add_scalars(layers, step=runner.iter + 1)
 
     def _before_forward(self, *_: Any) -> None:
-        for gate in self._gates.values():
-            gate.record = None
+        forget_records(self._gates)
 
     def _after_forward(self, runner: Runner, args: tuple, kwargs: dict, losses: Any) -> Any:
         if forward_argument('mode', args, kwargs) != 'loss' or not isinstance(losses, dict):

@@ -83,9 +83,7 @@ def test_detector_features_and_rpn(exported, demo_root, tmp_path):
     from mmdet.apis import init_detector
 
     picture = first_picture(demo_root / 'detection', '*.jpg')
-    config, checkpoint, session, text = exported(
-        DETECTOR, '--form', 'gathered', '--image', picture, '--with-preprocess'
-    )
+    config, checkpoint, session, text = exported(DETECTOR, '--image', picture, '--with-preprocess')
     assert 'not exported: the RoI head' in text and 'NMS of the RPN' in text
     assert 'Checked       picture 1 (128x128)' in text
     model = init_detector(Config.fromfile(config), str(checkpoint), device='cpu')
@@ -129,7 +127,7 @@ def test_mistakes_are_one_message_and_leave_no_file(
     pipe, weights_before = tmp_path / 'pipe', checkpoint.read_bytes()
     os.mkfifo(pipe)
     cases = [
-        (dense, checkpoint, [], [], 'has no gates, and a dense network needs no export'),
+        (dense, checkpoint, [], [], 'does not fit the config: '),
         (gated, broken, [], [], 'broken.pth cannot be read'),
         (gated, checkpoint, ['model.backbone.depth=34'], [], 'does not fit the config: '),
         (gated, tmp_path / 'none.pth', [], [], 'none.pth does not exist'),

@@ -12,7 +12,7 @@ from fgc_mm import __version__
 from fgc_mm.cli import demo_data, export
 from fgc_mm.cli.main import COMMANDS, build_parser, command
 from fgc_mm.datasets import DEMO_KINDS
-from fgc_mm.inference import export_block, export_formats, export_parts
+from fgc_mm.inference import export_formats, export_parts
 
 PROJECT = Path(__file__).parents[2]
 
@@ -96,6 +96,5 @@ def test_a_shell_completes(line, found, tmp_path):
 def test_choices_are_those_of_the_library():
     """Which is not imported for help."""
     assert tuple(export_formats.FORMATS) == export.FORMATS
-    assert export.FORMS == export_block.FORMS
     assert export.PARTS == export_parts.PARTS
     assert demo_data.KINDS == DEMO_KINDS

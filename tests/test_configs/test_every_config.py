@@ -51,7 +51,7 @@ def test_trains_and_tests(name, train_and_test, project):
     assert METRICS[done.cfg.default_scope] in done.metrics
     # A gate's own computation counts, so with gates the ratio is not exactly 0.
     assert (done.metrics['macs/pruning_ratio'] == 0) == (stage(name) == 'baseline')
-    coupled = [hook.seen for hook in done.runner.hooks if isinstance(hook, FGCHook)]
+    coupled = [hook.coupling.seen for hook in done.runner.hooks if isinstance(hook, FGCHook)]
     assert coupled == ([4] if stage(name).endswith('fgc') else [])
 
 

@@ -47,7 +47,7 @@ def test_stock_config_gated_and_coupled(name, train_and_test, tmp_path):
     assert all(math.isfinite(value) for value in done.losses.values()), done.losses
     assert {METRICS[name], 'macs/pruning_ratio', 'gates/openness'} <= set(done.metrics)
     (hook,) = [hook for hook in done.runner.hooks if isinstance(hook, FGCHook)]
-    assert hook.seen == 4
+    assert hook.coupling.seen == 4
 
 
 @pytest.fixture

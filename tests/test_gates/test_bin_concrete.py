@@ -173,7 +173,7 @@ def test_thresholds_close_to_one_are_told_apart():
 
 def test_a_channel_that_is_open_for_good_is_open_at_every_threshold():
     gate = make(norm_cfg=None).eval()
-    state = gate.slim_state(torch.arange(12), torch.ones(12, dtype=torch.bool))
+    state = gate.slim_state(torch.arange(12), torch.ones(12, dtype=torch.bool), torch.arange(8))
     gate.load_state_dict(state)
     gate.threshold = math.nextafter(1, 0)
     assert bool(gate(torch.rand(2, 8)).all())

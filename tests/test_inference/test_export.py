@@ -11,20 +11,67 @@ import onnxruntime
 import pytest
 import torch
 import torch.nn as nn
-from sparse_networks import build, pictures
+import torchvision
+from mmengine.registry import MODELS
 
+import fgc_mm
 from fgc_mm.gates import find_gates
-from fgc_mm.inference import Picture, enable_sparse, export, is_sparse
-from fgc_mm.inference.export_block import MatrixPool
+from fgc_mm.inference import GateUsage, Picture, export, slim
 from fgc_mm.inference.export_formats import can_torch_export
+from fgc_mm.inference.export_graph import MatrixPool
 
-FAMILIES = ['basic', 'bottleneck', 'cifar', 'wide', 'mobilenet', 'fbs']
+RESNET = dict(type='mmdet.ResNet', depth=18, base_channels=8)
+ARCH = dict(depths=[1, 1, 1, 1], channels=[8, 16, 24, 32])
+NETWORKS = {
+    'basic': dict(type='Gated', backbone=RESNET),
+    'fbs': dict(type='Gated', backbone=RESNET, gate=dict(type='FBSGate')),
+    # Slices of a concatenation, and channels that follow another order.
+    'csp': dict(
+        type='Gated',
+        backbone=dict(
+            type='mmdet.CSPNeXt',
+            arch_ovewrite=[[64, 128, 1, True, False], [128, 256, 1, False, False]],
+            widen_factor=0.25,
+            out_indices=(1, 2),
+        ),
+    ),
+    'convnext': dict(type='Gated', backbone=dict(type='mmpretrain.ConvNeXt', arch=ARCH)),
+}
 SIZES = [(64, 64), (40, 72)]
+
+
+def build(name='basic', **options):
+    """A network in evaluation mode whose norms and gates do something."""
+    torch.manual_seed(0)
+    model = MODELS.build({**NETWORKS[name], **options})
+    model.eval()
+    return varied(model)
+
+
+def varied(model):
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.uniform_(module.bias, -0.2, 0.5)
+            nn.init.uniform_(module.running_mean, -0.2, 0.2)
+            nn.init.uniform_(module.running_var, 0.5, 2)
+    for gate in find_gates(model).values():
+        if hasattr(gate, 'fc2'):
+            nn.init.normal_(gate.fc2.weight)
+            nn.init.zeros_(gate.fc2.bias)
+    return model
+
+
+def pictures(batch=8, size=(48, 48)):
+    """Pictures of different contrast and color: their gates differ."""
+    generator = torch.Generator().manual_seed(1)
+    scale = torch.linspace(0.3, 3, batch)[:, None, None, None]
+    color = 2 * torch.randn(batch, 3, 1, 1, generator=generator)
+    return torch.randn(batch, 3, *size, generator=generator) * scale + color
 
 
 @pytest.fixture(autouse=True)
 def without_gradients():
-    torch.set_num_threads(1)
     with torch.no_grad():
         yield
 
@@ -50,16 +97,16 @@ def assert_same(run, model, batches, sizes=SIZES):
                 assert (torch.as_tensor(out) - want).abs().max() <= 1e-3
 
 
-@pytest.mark.parametrize('family', FAMILIES)
-def test_onnx_with_gates_for_two_sizes_and_batches(family):
-    model = build(family)
+@pytest.mark.parametrize('name', NETWORKS)
+def test_onnx_with_gates_for_two_sizes_and_batches(name):
+    model = build(name)
     result = export(model, as_pictures(*pictures(8)[::4].split(1)), with_gates=True)
     assert result.max_difference <= 1e-3
     assert list(result.checks) == [
-        'picture 1 (32x32)',
-        'picture 2 (32x32)',
+        'picture 1 (48x48)',
+        'picture 2 (48x48)',
         'a batch of 2',
-        'another size (24x40)',
+        'another size (36x60)',
     ]
     session = session_of(result.content)
     names = [out.name for out in session.get_outputs()]
@@ -76,53 +123,42 @@ def test_onnx_with_gates_for_two_sizes_and_batches(family):
     assert differ  # the gates are in the graph and look at the picture
 
 
-@pytest.mark.parametrize('family', FAMILIES)
-def test_gathered_form_convolves_with_weights_that_change(family):
-    model = build(family)
-    result = export(model, as_pictures(pictures(1)), form='gathered')
-    assert 'single images only (batch 1)' in result.notices
-    session = session_of(result.content)
-    assert_same(lambda x: session.run(None, {'image': x.numpy()}), model, [1])
-    graph = onnx.load_from_string(result.content).graph
-    made = {out for node in graph.node if node.op_type != 'Constant' for out in node.output}
-    dynamic = [node for node in graph.node if node.op_type == 'Conv' and node.input[1] in made]
-    sites = [site for block in model.modules() for site in getattr(block, '_sites', [])]
-    depthwise = [name for site in sites for name in site.produces if name in site.consumes]
-    around = {(id(site), name) for site in sites for name in (*site.produces, *site.consumes)}
-    shared = sum(len(getattr(block, '_sites', [])) == 2 for block in model.modules())
-    assert len(dynamic) == len(around) - shared - len(depthwise)
-
-
-@pytest.mark.parametrize('family', ['basic', 'mobilenet'])
-@pytest.mark.parametrize('count', [0, 1, None])
-def test_gathered_form_with_none_one_and_all_open(family, count):
-    model = build(family)
-    for gate in find_gates(model).values():
-        nn.init.zeros_(gate.fc2.weight)
-        nn.init.constant_(gate.fc2.bias, -5)
-        gate.fc2.bias[1 : None if count is None else 1 + count] = 5
-        if count is None:
-            gate.fc2.bias[0] = 5
-    result = export(model, as_pictures(pictures(1)), form='gathered')
-    session = session_of(result.content)
-    assert_same(lambda x: session.run(None, {'image': x.numpy()}), model, [1], SIZES[:1])
-
-
-@pytest.mark.parametrize('family', ['basic', 'bottleneck', 'mobilenet'])
-@pytest.mark.parametrize('form', ['masked', 'gathered'])
-def test_torchscript(family, form):
-    model = build(family)
-    result = export(model, as_pictures(pictures(1)), file_format='torchscript', form=form)
+def test_torchscript():
+    model = build('csp')
+    result = export(model, as_pictures(pictures(1)), file_format='torchscript')
     loaded = torch.jit.load(io.BytesIO(result.content))
-    assert_same(loaded, model, [1] if form == 'gathered' else [1, 3])
+    assert_same(loaded, model, [1, 3])
     extra = {'metadata.json': ''}
     torch.jit.load(io.BytesIO(result.content), _extra_files=extra)
-    assert json.loads(extra['metadata.json'])['form'] == form
+    assert json.loads(extra['metadata.json'])['gates'] == str(len(find_gates(model)))
+
+
+def test_slimmed_and_plain_networks():
+    """With fewer gates or none, and a network of no OpenMMLab package."""
+    model = build('basic')
+    x = pictures(4)
+    usage = GateUsage(model)
+    usage.attach()
+    model(x)
+    usage.detach()
+    for smaller in (slim(model, usage.shares()).model, build('basic', gate=None)):
+        result = export(smaller, as_pictures(x[:1]))
+        session = session_of(result.content)
+        assert_same(lambda x, run=session.run: run(None, {'image': x.numpy()}), smaller, [2])
+    assert result.metadata['gates'] == '0'
+    net = torchvision.models.ResNet(torchvision.models.resnet.BasicBlock, [1] * 4, num_classes=5)
+    net = varied(fgc_mm.gate(net, x[:1])).eval()
+    result = export(net, as_pictures(x[:1]), with_gates=True)
+    assert list(result.outputs) == ['feature_0', *(f'gate.{name}' for name in find_gates(net))]
+    session = session_of(result.content)
+    out = session.run(['feature_0'], {'image': x.numpy()})[0]
+    torch.testing.assert_close(torch.from_numpy(out), net(x), rtol=1e-3, atol=1e-3)
 
 
 def test_torch_export(caplog):
     caplog.set_level(logging.WARNING, 'torch.__trace')  # thousands of lines
-    model = build('basic', num_stages=2, strides=(1, 2), dilations=(1, 1), out_indices=(0, 1))
+    small = dict(num_stages=2, strides=(1, 2), dilations=(1, 1), out_indices=(0, 1))
+    model = build('basic', backbone={**RESNET, **small})
     x = as_pictures(pictures(1, (64, 64)))
     if not can_torch_export():  # torch of the original line
         with pytest.raises(ValueError, match=r'torch_export.* needs torch >= 2\.6, and this is'):
@@ -136,22 +172,23 @@ def test_torch_export(caplog):
 def test_fixed_size():
     model = build()
     result = export(model, as_pictures(pictures(1), pictures(1, (40, 40))), fixed_size=True)
-    assert list(result.checks) == ['picture 1 (32x32)', 'a batch of 2']
+    assert list(result.checks) == ['picture 1 (48x48)', 'a batch of 2']
     session = session_of(result.content)
-    assert session.get_inputs()[0].shape == ['batch', 3, 32, 32]
+    assert session.get_inputs()[0].shape == ['batch', 3, 48, 48]
     with pytest.raises(Exception, match='Got invalid dimensions'):
         session.run(None, {'image': pictures(1, (40, 40)).numpy()})
 
 
 def test_model_is_as_before():
-    model = build().train()
-    enable_sparse(model)
+    model = build()
+    model.train()
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    export(model, as_pictures(pictures(1)), form='gathered')
-    assert model.training and is_sparse(model)
+    export(model, as_pictures(pictures(1)))
+    assert model.training
     for key, value in model.state_dict().items():
         assert torch.equal(value, before[key]), key
-    assert model.eval()(pictures(1))[0].isfinite().all()
+    model.eval()
+    assert model(pictures(1))[0].isfinite().all()
 
 
 def test_metadata_and_size_of_the_computation():
@@ -159,7 +196,7 @@ def test_metadata_and_size_of_the_computation():
     props = {prop.key: prop.value for prop in onnx.load_from_string(result.content).metadata_props}
     assert props == result.metadata
     assert json.loads(props['classes']) == ['a', 'b']
-    assert props['part'] == 'backbone' and props['form'] == 'masked' and props['gates'] == '8'
+    assert props['part'] == 'backbone' and props['gates'] == '8'
     assert 0 < int(props['macs_backbone_executed']) < int(props['macs_backbone_dense'])
     assert float(props['max_difference']) == result.max_difference
 
@@ -197,23 +234,14 @@ def test_a_network_that_cannot_be_recorded_fails_the_check():
 
 def test_what_cannot_be_exported(monkeypatch):
     x = as_pictures(pictures(1))
-    with pytest.raises(ValueError, match='the model GatedResNet has no gates'):
-        export(build(gate=None), x)
     with pytest.raises(ValueError, match='at least one picture'):
         export(build(), [])
     for option, message in {
         'part': r"part='other' must be one of \('model', 'backbone'\)",
-        'form': "form='other' must be one of masked, gathered",
         'file_format': "file_format='other' must be one of onnx, torchscript, torch_export",
     }.items():
         with pytest.raises(ValueError, match=message):
             export(build(), x, **{option: 'other'})
-    refusal = "form='gathered' must be 'masked' for" if can_torch_export() else 'needs torch >= 2'
-    with pytest.raises(ValueError, match=refusal):
-        export(build(), x, file_format='torch_export', form='gathered')
-    with pytest.raises(ValueError, match='no segmentor, classifier, nor detector'):
-        export(nn.Sequential(build()), x)
-    assert export(nn.Sequential(build()), x, part='backbone').max_difference <= 1e-3
     with pytest.raises(ValueError, match='opset 999 must be within 7 and 20'):
         export(build(), x, opset=999)
     monkeypatch.setitem(sys.modules, 'onnxruntime', None)

@@ -9,7 +9,6 @@ import torch.nn as nn
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from mmengine.utils import import_modules_from_strings
-from sparse_networks import FAMILIES
 
 from fgc_mm.gates import find_gates
 from fgc_mm.inference import Picture, export
@@ -35,7 +34,8 @@ def detector(base, **changes):
     init_default_scope('mmdet')
     import_modules_from_strings('mmdet.models')
     cfg = Config.fromstring(f"_base_ = 'mmdet::{base}'", '.py').model
-    cfg.backbone = dict(FAMILIES['basic'])
+    backbone = dict(type='mmdet.ResNet', depth=18, base_channels=8)
+    cfg.backbone = dict(type='Gated', backbone=backbone)
     for key, value in changes.items():
         if isinstance(value, dict):
             cfg[key].update(value)

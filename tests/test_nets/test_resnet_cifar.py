@@ -95,7 +95,8 @@ def test_open_gates_equal_the_dense_network(depth, blocks, training):
     randomize(model)
     x = torch.randn(3, 3, 16, 16)
     reference = Reference(
-        {key: value for key, value in model.state_dict().items() if not key.startswith('gates.')}, training
+        {key: value for key, value in model.state_dict().items() if not key.startswith('gates.')},
+        training,
     )
     expected = reference(x, blocks)
     with torch.no_grad(), force_gates(model, 1.0):
@@ -176,7 +177,10 @@ def test_classifier_of_mmpretrain():
         (dict(depth=20, out_indices=()), r'out_indices=\(\) must be some of'),
         (dict(depth=20, frozen_stages=4), 'frozen_stages=4 must be from -1 .none. to 3'),
         (dict(depth=20, gated_blocks=['layer3.3']), "'layer3.3' names no block"),
-        (dict(depth=20, gated_convs=['conv2']), r"gated_convs=\['conv2'\]: .* is no site; .* conv1"),
+        (
+            dict(depth=20, gated_convs=['conv2']),
+            r"gated_convs=\['conv2'\]: .* is no site; .* conv1",
+        ),
     ],
 )
 def test_bad_options(options, message):

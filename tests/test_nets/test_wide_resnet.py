@@ -67,7 +67,9 @@ def reference(weights, x, blocks, training, masks=None):
 def test_equals_the_literal_network(depth, widen_factor, training):
     model = GatedWideResNet(depth, widen_factor, out_indices=(0, 1, 2)).train(training)
     randomize(model)
-    dense = {key: value for key, value in model.state_dict().items() if not key.startswith('gates.')}
+    dense = {
+        key: value for key, value in model.state_dict().items() if not key.startswith('gates.')
+    }
     masks = {
         gate.block: (torch.rand(3, gate.channels) > 0.5).float()
         for gate in find_gates(model).values()

@@ -11,9 +11,9 @@ from mmengine.dist import all_reduce
 from torch import Tensor
 
 from ...errors import UsageError
-from ...gates import records_of
+from ...gates import forget_records, records_of
 from ...macs import BackboneShare, MACsTracer
-from ...runtime import Attachments
+from ...runtime import Attachments, in_evaluation
 from .controller import BudgetController
 from .options import check_options
 from .reading import BatchReader, join
@@ -130,6 +130,7 @@ class Budget:
         self._speeds: Optional[list[Tensor]] = None
         self._ran: set[str] = set()
         self._checked = False
+        forget_records(self.gates)
 
     @property
     def share(self) -> float:
@@ -215,8 +216,7 @@ class Budget:
         return self.prices.backbone.training and torch.is_grad_enabled()
 
     def _begin_pass(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
-        for gate in self.gates.values():
-            gate.record = None
+        forget_records(self.gates)
         if self._trains():
             due = (self.iteration + 1) % self._interval == 0
             self._inputs = (args, kwargs) if due else None
@@ -276,17 +276,14 @@ class Budget:
     def _evaluate(self, args: tuple, kwargs: dict) -> float:
         """The share of a batch as evaluation counts it, over all ranks."""
         part, tracer = self.prices.backbone, self._tracer
-        modes = {module: module.training for module in part.modules()}
         records = {gate: gate.record for gate in self.gates.values()}
-        part.eval()
         tracer.reset()
         tracer.attach()
         try:
-            part(*args, **kwargs)
+            with in_evaluation(part):
+                part(*args, **kwargs)
         finally:
             tracer.detach()
-            for module, mode in modes.items():
-                module.training = mode
             for gate, record in records.items():
                 gate.record = record
         batch = args[0] if args else next(iter(kwargs.values()))

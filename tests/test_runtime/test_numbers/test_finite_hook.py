@@ -50,12 +50,14 @@ def state_of(runner):
             state[f'optimizer.{number}.{key}'] = torch.as_tensor(value).clone()
     for hook in runner.hooks:
         if isinstance(hook, FGCHook):
-            state['seen'] = torch.tensor(hook.seen)
-            for name, coupling in hook.couplings.items():
+            state['seen'] = torch.tensor(hook.coupling.seen)
+            for name, coupling in hook.coupling.layers.items():
                 state[f'{name}.feature'] = coupling.feature_bank.data.clone()
                 state[f'{name}.gate'] = coupling.gate_bank.data.clone()
         if isinstance(hook, BudgetHook):
-            state['budget'] = torch.tensor(repr(hook.controller.state_dict()).encode().__hash__())
+            state['budget'] = torch.tensor(
+                repr(hook.budget.controller.state_dict()).encode().__hash__()
+            )
     return state
 
 
@@ -153,7 +155,7 @@ WHERE = {
     'picture': (nan_picture, 'loss_task is NaN or Inf, and so are the pictures .* number 1 of the'),
     'layer': (
         nan_after('backbone.layer2.0.conv1'),
-        'loss_task .* so are the features of backbone.layer2.0.gate1',
+        'loss_task .* so are the features of backbone.gates.layer2-0-conv1',
     ),
     'gradient': (nan_gradient, 'the gradients of head.weight.* are NaN or Inf'),
 }
@@ -200,7 +202,7 @@ def test_a_gate_is_named_even_if_the_loss_is_finite(train):
     """NaN in a logit closes the channel, and nobody would see it."""
 
     def do(runner, data_batch):
-        gate = find_gates(runner.model)['backbone.layer3.0.gate1']
+        gate = find_gates(runner.model)['backbone.gates.layer3-0-conv1']
 
         def hook(module, args, out):
             handle.remove()
@@ -208,7 +210,9 @@ def test_a_gate_is_named_even_if_the_loss_is_finite(train):
 
         handle = gate.register_forward_hook(hook)
 
-    train(do, 'stop', hooks=[dict(type='L0Hook')], error='the logits of backbone.layer3.0.gate1')
+    train(
+        do, 'stop', hooks=[dict(type='L0Hook')], error='the logits of backbone.gates.layer3-0-conv1'
+    )
     _, spoil = train(do, 'skip')
     assert_equal(spoil.states['before'], spoil.states['after'])
 

@@ -184,7 +184,7 @@ def test_no_image_stays_above_the_cap(make_runner, toy):
     gate = dict(type='BinConcreteGate', norm_cfg=None)
     found = {}
     for cap in (None, 0.55):
-        torch.manual_seed(0)
+        torch.manual_seed(4)  # of gates that follow brightness
         model = toy.task(dict(toy.backbone, norm_eval=True, gate=gate))
         for module in find_gates(model).values():
             torch.nn.init.uniform_(module.fc1.weight, 0, 0.2)

@@ -1,0 +1,410 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""A network prepared for inference, which computes open channels only."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Optional
+
+import torch
+import torch.nn as nn
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from ..errors import UsageError
+from ..gates import Gate
+from ..sites import Site
+from ..sites.attach import Decide, Mask
+from ..sites.find import Example, call_of
+from ..sites.layers import is_layer, layer_fault
+from ..sites.recorder import ExampleError, Record, record_pass
+from .decisions import Decisions
+from .folds import Fold, find_folds
+from .frozen_layer import ActivationForward, LayerForward, ScaledForward, SkippedForward
+from .frozen_pass import Pass, Side
+from .frozen_sites import factors_of, groups, paths_of, region_of, sites_of, within
+from .frozen_source import RegionForward, SourceForward, without_hooks
+from .memory import to_contiguous
+from .ways import WAYS, Ways
+
+
+def freeze(
+    network: nn.Module,
+    example: Optional[Example] = None,
+    way: str = 'auto',
+    channels_last: bool = True,
+) -> nn.Module:
+    """A copy of a network that is prepared for inference and computes open channels only.
+
+    Norms are folded into the layers before them and weights are laid out, once: later
+    changes of weights are not seen. Results are those of the gated network up to rounding.
+    For each site it is tried, at the first picture, whether its closed channels can be left
+    out; where not, it stays masked. At the first pictures each block is run in several ways, and
+    the fastest is kept.
+
+    Args:
+        network (nn.Module): A network with gates on sites, or any model with one inside; it is
+            left as it is.
+        example (Tensor | Sequence | Mapping, optional): What to call it with to prepare it at
+            once. Defaults to None, which leaves that to the first pictures.
+        way (str): How blocks are run: 'gathered' (what a picture opens), 'each' (in a batch picture
+            by picture), 'dense' (masked), or 'auto', whatever is fastest. Defaults to 'auto'.
+        channels_last (bool): Compute in channels-last layout, which suits odd numbers of
+            channels; the layout of the outputs is the usual one. Defaults to True.
+
+    Returns:
+        nn.Module: The copy, in evaluation mode.
+
+    Raises:
+        UsageError: If ``way`` is another, or the network cannot be run on the example.
+
+    Example:
+        >>> fast = freeze(net)
+        >>> with torch.no_grad():
+        ...     outs = fast(torch.rand(1, 3, 512, 512))
+        >>> print(frozen_report(fast))
+    """
+    frozen = copy.deepcopy(network)
+    frozen.eval()
+    frozen.requires_grad_(False)
+    freezer = Freezer(frozen, way, channels_last)
+    freezer.attach()
+    if example is not None:
+        args, kwargs = call_of(example)
+        with torch.no_grad():
+            frozen(*args, **kwargs)
+    return frozen
+
+
+def frozen_report(network: nn.Module) -> FrozenReport:
+    """What runs how in a network that :func:`freeze` made, as far as pictures have shown.
+
+    Raises:
+        UsageError: If it is none.
+    """
+    forward = network.__dict__.get('forward')
+    if not isinstance(forward, RootForward):
+        raise UsageError(
+            f'{type(network).__name__} is not frozen; use what freeze(network) returns'
+        )
+    return forward.freezer.report
+
+
+@dataclass
+class FrozenReport:
+    """What runs how in a frozen network.
+
+    Attributes:
+        sites (dict): Site -> None if its closed channels are left out, else why they are masked.
+        norms (int): Norms that are folded into layers.
+        blocks (dict): Source -> its :class:`~fgc_mm.inference.ways.Ways`.
+    """
+
+    sites: dict[str, Optional[str]] = field(default_factory=dict)
+    norms: int = 0
+    blocks: dict[str, Ways] = field(default_factory=dict)
+
+    @property
+    def gathered(self) -> list[str]:
+        """The sites whose closed channels are left out."""
+        return [site for site, reason in self.sites.items() if reason is None]
+
+    @property
+    def masked(self) -> dict[str, str]:
+        """The others, with the reason."""
+        return {site: reason for site, reason in self.sites.items() if reason is not None}
+
+    def __str__(self) -> str:
+        lines = [
+            f'{len(self.gathered)} of {len(self.sites)} sites without their closed channels, '
+            f'{self.norms} norms folded'
+        ]
+        lines += [f'{site}: masked, {reason}' for site, reason in self.masked.items()]
+        for block, ways in self.blocks.items():
+            chosen = {f'{key[0]} x 2^{key[1] / 2:g}': way for key, way in ways.best.items()}
+            if chosen:
+                lines.append(f'{block}: {", ".join(f"{way} at {k}" for k, way in chosen.items())}')
+        return '\n'.join(lines)
+
+
+class Freezer:
+    """Prepares a network in place, and takes that back.
+
+    Args:
+        network (nn.Module): The network, in evaluation mode.
+        way (str): See :func:`freeze`.
+        channels_last (bool): See :func:`freeze`.
+    """
+
+    def __init__(self, network: nn.Module, way: str = 'auto', channels_last: bool = True) -> None:
+        ways = ('auto', *(w for w in WAYS if w != 'fixed'))
+        if way not in ways:
+            raise UsageError(f'freeze: way={way!r} must be one of {ways}')
+        self.network = network
+        self.way = way
+        self.channels_last = channels_last
+        self.state = Pass()
+        self.report = FrozenReport()
+        self.ready = False
+        self._root: Optional[RootForward] = None
+        self._lock = threading.RLock()
+        self._before: list[tuple[nn.Module, Any]] = []
+        self._hooks: list[tuple[nn.Module, list, list]] = []
+        self._sources: dict[str, SourceForward] = {}
+        self._masked: set[str] = set()  # what is computed of them follows other sites
+
+    def attach(self) -> None:
+        """Wait for the first picture."""
+        root = RootForward(self, _forward_of(self.network))
+        self._before.append((self.network, self.network.__dict__.get('forward')))
+        self.network.__dict__['forward'] = self._root = root
+
+    def remove(self) -> None:
+        """The network as it was."""
+        for module, forward in reversed(self._before):
+            module.__dict__.pop('forward', None)
+            if forward is not None:
+                module.__dict__['forward'] = forward
+        for module, order, taken in self._hooks:
+            _put_back(module, order, taken)
+        self._before, self._hooks, self._root, self.ready = [], [], None, False
+
+    def prepare(self, args: tuple, kwargs: dict) -> None:
+        """Prepare the network for what it is called with, once."""
+        with self._lock:
+            if self.ready:
+                return
+            modules = dict(self.network.named_modules())
+            record = self._record(modules, args, kwargs)
+            folds = find_folds(record, modules) if record else {}
+            sites = sites_of(modules)
+            self.report.sites = dict.fromkeys(sites, 'its region has not run')
+            self._take_hooks(modules)
+            self._layers(modules, sites, folds)
+            self._scales(modules, sites, folds)
+            self._blocks(modules, sites, record)
+            self._layout(modules)
+            self.ready = True
+
+    def _record(
+        self, modules: Mapping[str, nn.Module], args: tuple, kwargs: dict
+    ) -> Optional[Record]:
+        """One pass of the network without its gates, None if it cannot be recorded."""
+        self.state.recorded = True
+        try:
+            with without_hooks(modules.values()):
+                return record_pass(self.network, *_first(args, kwargs), is_layer)
+        except ExampleError:
+            return None
+        finally:
+            self.state.recorded = False
+
+    def _forward_of(self, module: nn.Module) -> Any:
+        """What is called in a module now."""
+        root = self._root
+        return root.inner if root and module is self.network else _forward_of(module)
+
+    def _replace(self, module: nn.Module, forward: Any) -> None:
+        if self._root is not None and module is self.network:
+            self._root.inner = forward  # other threads wait in there
+            return
+        self._before.append((module, module.__dict__.get('forward')))
+        module.__dict__['forward'] = forward
+
+    def _take_hooks(self, modules: Mapping[str, nn.Module]) -> None:
+        """Decisions and masks are made elsewhere from now on."""
+        for module in modules.values():
+            hooks = module._forward_pre_hooks
+            taken = [(i, h) for i, h in hooks.items() if isinstance(h, (Decide, Mask))]
+            if taken:
+                flags = module._forward_pre_hooks_with_kwargs
+                self._hooks.append((module, list(hooks), [(i, h, i in flags) for i, h in taken]))
+                for i, _ in taken:
+                    del hooks[i]
+                    flags.pop(i, None)
+
+    def _layers(
+        self,
+        modules: Mapping[str, Any],
+        sites: Mapping[str, tuple[Site, Gate]],
+        folds: Mapping[str, Fold],
+    ) -> None:
+        ins: dict[str, list] = {}
+        outs: dict[str, list] = {}
+        for name, (site, _) in sites.items():
+            for end in (*site.producers, *site.through):
+                outs.setdefault(end.module, []).append((name, end.index))
+            for end in site.consumers:
+                ins.setdefault(end.module, []).append((name, end.index))
+        for name, (site, _) in sites.items():
+            others = factors_of(name, site, ins)
+            if others:
+                outs[name] = others
+                self._masked.add(name)
+        for name, layer in modules.items():
+            if not is_layer(layer) or layer_fault(layer) or 'forward' in layer.__dict__:
+                continue
+            fold = folds.get(name, Fold())
+            sides = [Side(ends[name]) if name in ends else None for ends in (ins, outs)]
+            if isinstance(layer, nn.Linear) and not (any(sides) or fold.norm):
+                continue
+            norm = modules[fold.norm] if fold.norm else None
+            act = modules[fold.act] if fold.act else None
+            act = act if act is None or 'forward' not in act.__dict__ or _ours(act) else None
+            self._replace(layer, LayerForward(layer, self.state, norm, act, *sides))
+            if norm is not None:
+                self._replace(norm, SkippedForward(norm, self.state))
+                self.report.norms += 1
+            if act is not None and not _ours(act):
+                self._replace(act, ActivationForward(act, self.state))
+
+    def _scales(
+        self,
+        modules: Mapping[str, Any],
+        sites: Mapping[str, tuple[Site, Gate]],
+        folds: Mapping[str, Fold],
+    ) -> None:
+        folded = {fold.norm for fold in folds.values()}
+        found: dict[str, dict[str, tuple[int, list]]] = {}
+        for name, (site, _) in sites.items():
+            for scale in site.scales:
+                owner, _, tensor = scale.tensor.rpartition('.')
+                if owner not in folded:
+                    ends = found.setdefault(owner, {}).setdefault(tensor, (scale.dim, []))[1]
+                    ends.append((name, scale.index))
+        for owner, tensors in found.items():
+            sides = {tensor: (dim, Side(ends)) for tensor, (dim, ends) in tensors.items()}
+            module = modules[owner]
+            self._replace(
+                module, ScaledForward(module, self._forward_of(module), self.state, sides)
+            )
+
+    def _blocks(
+        self,
+        modules: Mapping[str, Any],
+        sites: Mapping[str, tuple[Site, Gate]],
+        record: Optional[Record],
+    ) -> None:
+        called = {call.module for call in record.calls} if record else None
+        by_source: dict[tuple[str, int], list[str]] = {}
+        regions: dict[str, list[set[str]]] = {}
+        for name, (site, _) in sites.items():
+            by_source.setdefault((site.source, site.axis), []).append(name)
+        for group in groups({name: site for name, (site, _) in sites.items()}):
+            regions.setdefault(region_of([sites[n][0] for n in group], modules, called), []).append(
+                group
+            )
+        device = next((p.device.type for p in self.network.parameters()), 'cpu')
+        for (source, axis), names in by_source.items():
+            gates = {name: sites[name][1] for name in names}
+            encloses = all(within(path, source) for n in names for path in paths_of(sites[n][0]))
+            ways = Ways(self.way, device == 'cpu')
+            module = modules[source]
+            read = [end for end in sites[names[0]][0].reads if end.module in sites]
+            side = Side([(end.module, end.index) for end in read]) if read else None
+            decide = Decisions(gates, axis, side)
+            forward = SourceForward(self._forward_of(module), self.state, decide, ways, encloses)
+            forward.masked = self._masked & gates.keys()
+            self._replace(module, forward)
+            self._sources.update(dict.fromkeys(names, forward))
+            self.report.blocks[source] = ways
+        sources = [source for source, _ in by_source]
+        for region, members in regions.items():
+            module = modules[region]
+            alone = sum(within(source, region) for source in sources) == 1 and sum(
+                any(within(p, region) for p in paths_of(s)) for s, _ in sites.values()
+            ) == sum(map(len, members))
+            inner = self._forward_of(module)
+            source = inner if alone and isinstance(inner, SourceForward) else None
+            inside = [part for part in modules.values() if part is not module]
+            forward = RegionForward(inner, self.state, inside, members, self._settle, source)
+            self._replace(module, forward)
+
+    def _settle(self, site: str, reason: Optional[str]) -> None:
+        """What came of a trial."""
+        self.report.sites[site] = reason
+        source = self._sources[site]
+        source.gathered = (source.gathered | ({site} if reason is None else set())) - self._masked
+
+    def _layout(self, modules: Mapping[str, Any]) -> None:
+        """Maps are laid out for the network itself, not for the heads around it."""
+        if self.channels_last:
+            name = 'backbone' if 'backbone' in modules else ''
+            self._replace(modules[name], LayoutForward(self._forward_of(modules[name])))
+
+    def __getstate__(self) -> dict:
+        return {**self.__dict__, '_lock': None}
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__.update(state, _lock=threading.RLock())
+
+
+class RootForward:
+    """``forward`` of a frozen network: prepares it before its first picture."""
+
+    def __init__(self, freezer: Freezer, inner: Any) -> None:
+        self.freezer = freezer
+        self.inner = inner
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        freezer = self.freezer
+        if not (freezer.ready or freezer.state.recorded):
+            freezer.prepare(args, kwargs)
+        return self.inner(*args, **kwargs)
+
+
+class LayoutForward:
+    """``forward`` of a network that computes in channels-last layout."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return tree_map(_usual, self.inner(*map(_channels_last, args), **kwargs))
+
+
+def _channels_last(value: Any) -> Any:
+    maps = isinstance(value, Tensor) and value.dim() == 4
+    return value.contiguous(memory_format=torch.channels_last) if maps else value
+
+
+def _usual(value: Any) -> Any:
+    # Some ops that come later, such as RoIAlign, take the layout for granted.
+    return to_contiguous(value) if isinstance(value, Tensor) and value.dim() == 4 else value
+
+
+def _forward_of(module: nn.Module) -> Any:
+    return module.__dict__.get('forward') or partial(type(module).forward, module)
+
+
+def _ours(act: nn.Module) -> bool:
+    return isinstance(act.__dict__.get('forward'), ActivationForward)
+
+
+def _put_back(module: nn.Module, order: list, taken: list) -> None:
+    """Hooks that were taken off a module, in their places."""
+    hooks, flags = module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs
+    mine = {number: (hook, flag) for number, hook, flag in taken}
+    now = dict(hooks)
+    hooks.clear()
+    for number in order:
+        if number in mine:
+            hooks[number] = mine[number][0]
+            if mine[number][1]:
+                flags[number] = True
+        elif number in now:
+            hooks[number] = now.pop(number)
+    hooks.update(now)
+
+
+def _first(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """The first image of a batch, if tensors are all there is."""
+    values = [*args, *kwargs.values()]
+    count = len(values[0]) if values and isinstance(values[0], Tensor) else 0
+    if not all(isinstance(v, Tensor) and v.dim() and len(v) == count for v in values):
+        return args, kwargs
+    return tuple(v[:1] for v in args), {name: v[:1] for name, v in kwargs.items()}

@@ -1,0 +1,74 @@
+# Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+"""Static pruning before a training."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
+from mmengine.runner import Runner
+from torch import Tensor
+
+from ..errors import UsageError, in_context
+from ..pruning import CRITERIA, prune
+from ..runtime import unwrap
+
+
+@HOOKS.register_module()
+class StaticPruningHook(Hook):
+    """Closes channels of every :class:`~fgc_mm.gates.StaticGate` before the first step, see
+    :func:`~fgc_mm.pruning.prune`. The training that follows is for the network to recover.
+
+    A resumed run goes on with the channels that its checkpoint names.
+
+    Args:
+        criterion (str): ``'l2'``, ``'taylor'`` or ``'random'``. Defaults to 'taylor'.
+        target (float): Share of the MACs to execute. Defaults to 0.5.
+        batches (int): Batches of the training data that ``'taylor'`` looks at. Defaults to 8.
+        floor (float): Least share of open channels of each gate. Defaults to 0.1.
+        backbone (str): Name of the model's part that the share is about.
+            Defaults to 'backbone'.
+        seed (int): Seed of ``'random'``. Defaults to 0.
+
+    Example:
+        >>> custom_hooks = [dict(type='StaticPruningHook', criterion='l2', target=0.5)]
+    """
+
+    def __init__(
+        self,
+        criterion: str = 'taylor',
+        target: float = 0.5,
+        batches: int = 8,
+        floor: float = 0.1,
+        backbone: str = 'backbone',
+        seed: int = 0,
+    ) -> None:
+        if criterion not in CRITERIA:
+            raise UsageError(f'StaticPruningHook: criterion={criterion!r} must be in {CRITERIA}')
+        if batches < 1:
+            raise UsageError(f'StaticPruningHook: batches={batches!r} must be 1 or more')
+        self.batches = batches
+        self.options: dict[str, Any] = dict(
+            criterion=criterion, target=target, floor=floor, backbone=backbone, seed=seed
+        )
+
+    def before_train(self, runner: Runner) -> None:
+        if runner.iter:
+            return
+        model: Any = unwrap(runner.model)
+
+        def loss(data: Any) -> Tensor:
+            data = model.data_preprocessor(data, True)
+            named = isinstance(data, dict)
+            losses = model(**data, mode='loss') if named else model(*data, mode='loss')
+            return model.parse_losses(losses)[0]
+
+        batches = islice(runner.train_dataloader, self.batches)
+        with in_context('StaticPruningHook'):
+            share = prune(model, batches=batches, loss=loss, **self.options)
+        runner.logger.info(
+            f'StaticPruningHook: the network executes {share:.3f} of the MACs of '
+            f'{self.options["backbone"]!r}, by {self.options["criterion"]}'
+        )
