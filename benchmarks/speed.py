@@ -1,20 +1,15 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
-"""What closed channels save in time: dense, static, masked and sparse networks.
+"""What closed channels save in time: dense, static and frozen networks.
 
-Six networks run by turns, in one process, on the same pictures:
+Networks run by turns, in one process, on the same pictures:
 
 - dense: without gates, batch norm folded into the convolutions;
 - static: without gates and with as many channels as the gates leave open, batch
   norm folded: what is possible at all at this number of MACs;
-- packed: the dense one with the prepared kernels of sparse execution: what of its
-  time comes from them and not from closed channels;
-- packed static: the static one with them: the limit for sparse execution itself;
-- masked: with gates, closed channels computed and multiplied by zero;
-- sparse: with gates, closed channels not computed.
+- sparse: with gates, frozen (fgc_mm.freeze): closed channels not computed.
 
-A random choice of channels is open, another one for each gate, picture and repetition.
-With one picture the gates decide so by their biases; in batches, where pictures differ,
-they are evaluated and then forced. A repetition times each network
+A random choice of channels is open, another one for each gate, picture and repetition: the gates
+are evaluated and then overruled. A repetition times each network
 once, in random order; ratios are medians over the repetitions of ratios
 within one. The realized share is (1 - time / dense time) / (1 - MACs / dense
 MACs); the MACs are those of open channels and of the gates themselves.
@@ -26,8 +21,8 @@ MACs); the MACs are those of open channels and of the gates themselves.
 
 --trained takes the backbone of a trained model with the gates as they decide on its test
 pictures; the static network there has the mean number of open channels of each
-gate. With it there is a seventh one on demand, slim: without the channels that no picture of
-its test set opens, as tools/slim.py makes it, and sparse in what is left.
+gate. With it there is a fourth one on demand, slim: without the channels that no picture of
+its test set opens, as tools/slim.py makes it, and frozen.
 """
 
 from __future__ import annotations
@@ -61,7 +56,7 @@ from fgc_mm.macs import count_macs
 
 LAYOUTS = dict(channels_last=torch.channels_last, contiguous=torch.contiguous_format)
 DISTURBED = 0.03
-KINDS = ('dense', 'static', 'packed', 'packed static', 'masked', 'sparse', 'slim')
+KINDS = ('dense', 'static', 'sparse', 'slim')
 
 
 @dataclass
@@ -116,7 +111,6 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         '--again', type=int, default=30, help='disturbed repetitions of a setting to make again'
     )
-    parser.add_argument('--granularity', type=int, help='of gathering, see docs')
     parser.add_argument(
         '--layout', choices=LAYOUTS, default='channels_last', help='of weights and pictures, of all'
     )
@@ -211,9 +205,11 @@ def measure(networks: Networks, args: argparse.Namespace) -> dict[str, list[floa
     return times
 
 
+@torch.no_grad()
 def rows_of(networks: Networks, args: argparse.Namespace) -> list[Row]:
     """Measure one setting."""
     macs = networks.macs(_count)
+    networks.settle()
     times = measure(networks, args)
     rows = []
     for kind in times:

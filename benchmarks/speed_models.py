@@ -17,18 +17,18 @@ from mmengine.registry import MODELS, init_default_scope
 from mmengine.utils import import_modules_from_strings
 
 from fgc_mm.gates import find_gates
-from fgc_mm.inference import GateUsage, enable_sparse, slim
+from fgc_mm.inference import GateUsage, freeze, slim
+from fgc_mm.inference.freeze import LayoutForward
 from fgc_mm.inference.slim_files import load_fitting
-from fgc_mm.inference.sparse import ChannelsLastForward, prepare
-from fgc_mm.nets import GatedBackbone
 from fgc_mm.runtime import launch
+from fgc_mm.sites import Gates
 
 MODELS_WITH_HEADS = {
     'faster_rcnn': 'mmdet::faster_rcnn/faster-rcnn_r50_fpn_1x_coco.py',
     'pspnet': 'mmseg::pspnet/pspnet_r50-d8_4xb2-40k_cityscapes-512x1024.py',
 }
-SURE = 100.0
-"""A logit that nothing a gate adds to it turns."""
+PASSES = 20
+"""After so many a frozen network has tried its ways and kept the fastest."""
 PLAIN_TO_GATED = {'ResNet': 'GatedResNet', 'ResNetV1c': 'GatedResNetV1c'}
 
 
@@ -67,30 +67,23 @@ class Networks:
 
     @torch.no_grad()
     def next_repetition(self) -> None:
-        """Go to the next pictures and draw other channels.
-
-        A single picture's gates decide as always and are led there by their biases.
-        Pictures of a batch have different channels, which no bias can do: gates are forced.
-        """
+        """Go to the next pictures and draw other channels: gates are evaluated, then overruled."""
         self.turn += 1
         if self.generator is None:
             return
-        gates = find_gates(self.models['masked'])
-        others = find_gates(self.models['sparse'])
-        for name, gate in gates.items():
+        for gate in find_gates(self.models['sparse']).values():
             mask = torch.zeros(self.batch, gate.channels, dtype=torch.bool)
             for row in mask:
                 order = torch.randperm(gate.channels, generator=self.generator)
                 row[order[: width(gate.channels, self.open_share)]] = True
-            for own in (gate, others[name]):
-                if self.batch == 1:
-                    own.fc2.bias.copy_(SURE * (2.0 * mask[0] - 1))
-                else:
-                    own.forced = mask.to(own.fc2.bias.device)
-        if self.batch == 1:
-            # The gates' weights have changed and are prepared, without a pass that would leave
-            # this network alone in the caches.
-            backbone_of(self.models['sparse']).forward._refresh()
+            gate.forced = mask
+
+    def settle(self) -> None:
+        """Let frozen networks find their fastest ways."""
+        for kind in ('sparse', 'slim'):
+            for _ in range(PASSES if kind in self.models else 0):
+                self.next_repetition()
+                self.calls[kind]()
 
     def macs(self, count: Callable) -> dict[str, float]:
         """Executed MACs of each kind over all inputs."""
@@ -100,8 +93,6 @@ class Networks:
             args, kwargs = self.inputs[self.turn % len(self.inputs)]
             for kind, model in self.models.items():
                 totals[kind] += count(model, *args, **kwargs)
-        # Closed channels are computed all the same.
-        totals['masked'] = totals['dense']
         return totals
 
 
@@ -135,46 +126,34 @@ def kinds(
     kind_of = {
         'dense': build(dict(gate=None)),
         'static': build(dict(gate=None, widths=widths)),
-        'packed': build(dict(gate=None)),
-        'packed static': build(dict(gate=None, widths=widths)),
-        'masked': gated,
-        'sparse': copy.deepcopy(gated),
+        'sparse': gated,
     }
-    packed, sparse_kinds = ['packed', 'packed static'], ['sparse']
     if slimmed is not None:
         kind_of['slim'] = slimmed
-        # Where every channel that is left is always open, no gates are.
-        (sparse_kinds if find_gates(slimmed) else packed).append('slim')
-    for kind in ('dense', 'packed'):
-        kind_of[kind].load_state_dict(gated.state_dict(), strict=False)
+    kind_of['dense'].load_state_dict(gated.state_dict(), strict=False)
     last = args.layout == 'channels_last'
     for kind, model in kind_of.items():
-        model.eval().to(args.device)
+        model.eval()
+        model.to(args.device, torch.float16 if args.half else torch.float32)
+        if kind not in ('dense', 'static'):
+            kind_of[kind] = freeze(model, channels_last=last)
+            continue
         backbone = backbone_of(model)
-        if kind in ('dense', 'static'):
-            fuse_conv_bn(backbone)
-        if last and kind not in packed:
+        fuse_conv_bn(backbone)
+        if last:
             backbone.to(memory_format=torch.channels_last)
             # Takes and gives the usual layout.
-            backbone.forward = ChannelsLastForward(backbone, backbone.forward)
-        if args.half:
-            model.half()
-    # As tools/test.py --sparse runs it; the others do not ask for changed weights either.
-    sparse = dict(channels_last=last, constant=True)
-    for kind in sparse_kinds:
-        enable_sparse(kind_of[kind], granularity=args.granularity, **sparse)
-    for kind in packed:
-        prepare(kind_of[kind], **sparse)
+            backbone.forward = LayoutForward(backbone.forward)
     return kind_of
 
 
 def static_widths(backbone: nn.Module, shares: Callable[[str], float]) -> dict[str, int]:
-    """Widths that leave the given share of each gate's channels."""
-    assert isinstance(backbone, GatedBackbone)
+    """Widths of sites that leave the given share of each gate's channels."""
     widths = {}
-    for name, gate in find_gates(backbone).items():
-        block, _, own = name.rpartition('.')
-        widths[f'{block}.{backbone.conv_of(own)}'] = width(gate.channels, shares(name))
+    for name, module in backbone.named_modules():
+        for site in module.sites.values() if isinstance(module, Gates) else ():
+            gate = f'{name}.{module.name_of(site.name)}'
+            widths[site.name] = width(site.channels, shares(gate))
     return widths
 
 
@@ -188,7 +167,9 @@ def backbone_networks(
     name: str, size: tuple[int, int], batch: int, share: float, args: argparse.Namespace
 ) -> Networks:
     """A ResNet alone."""
-    cfg = dict(type='GatedResNet', depth=int(name.rpartition('-')[2]), zero_init_residual=False)
+    cfg = dict(
+        type='mmdet.GatedResNet', depth=int(name.rpartition('-')[2]), zero_init_residual=False
+    )
 
     def build(options: dict) -> nn.Module:
         model = MODELS.build({**cfg, **options})
@@ -288,25 +269,20 @@ def trained_networks(config: str, checkpoint: str, args: argparse.Namespace) -> 
         return runner.build_model(own)
 
     widths = static_widths(gated.backbone, lambda name: shares[f'backbone.{name}'])
-    slimmed = _slimmed(gated, build, usage) if 'slim' in args.kinds else None
+    slimmed = _slimmed(gated, usage) if 'slim' in args.kinds else None
     every = kinds(gated, build, widths, args, slimmed)
     models = {kind: backbone_of(model) for kind, model in every.items()}
     height, breadth = inputs[0][0][0].shape[-2:]
     yield Networks(_short(config), f'{height}x{breadth}', 1, mean, models, inputs)
 
 
-def _slimmed(
-    gated: nn.Module, build: Callable[[dict], nn.Module], usage: GateUsage
-) -> Optional[nn.Module]:
+def _slimmed(gated: nn.Module, usage: GateUsage) -> Optional[nn.Module]:
     """The network without what no picture opens; None for gates that cannot be slimmed."""
     try:
-        result = slim(gated, usage.shares())
+        return slim(gated, usage.shares()).model
     except ValueError as error:
         print(f'# not slimmed: {error}')
         return None
-    model = build(result.backbones['backbone'])
-    model.load_state_dict(result.state_dict)
-    return model
 
 
 def _short(config: str) -> str:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Optional
 
 from matplotlib.figure import Figure
 
@@ -12,9 +11,6 @@ from fgc_mm.analysis import style
 
 COLORS = {
     'static': '0.45',
-    'packed static': style.RUNS[2],
-    'packed': style.RUNS[4],
-    'masked': style.RUNS[1],
     'sparse': style.RUNS[0],
 }
 HEAD = (
@@ -23,15 +19,11 @@ HEAD = (
     'batch',
     'open',
     'MACs',
-    'packed: time',
-    'masked: time',
     'static: time',
     'realized',
     'sparse: time',
     'realized',
     'sparse / static',
-    'packed static: time',
-    'sparse / packed static',
 )
 
 
@@ -39,8 +31,7 @@ def draw(rows: list[dict], path: Path) -> None:
     """Draw the figures of a run, as ``.png`` and as ``.svg``.
 
     Args:
-        rows (list[dict]): As ``benchmarks/speed.py`` writes them; older files lack
-            some kinds.
+        rows (list[dict]): As ``benchmarks/speed.py`` writes them.
         path (Path): The picture to write, with one of the two endings.
     """
     style.save(figure(rows), path.with_suffix(''))
@@ -95,7 +86,6 @@ def table(rows: list[dict]) -> str:
         if 'static' not in kinds or 'sparse' not in kinds:
             continue  # nothing to compare
         static, sparse = kinds['static'], kinds['sparse']
-        limit = kinds.get('packed static')  # not all kinds are always timed
         lines.append(
             (
                 network,
@@ -103,13 +93,11 @@ def table(rows: list[dict]) -> str:
                 str(batch),
                 f'{100 * share:.0f} %',
                 f'{sparse["macs_ratio"]:.2f}',
-                *(_time(kinds.get(kind)) for kind in ('packed', 'masked', 'static')),
+                f'{static["time_ratio"]:.2f}',
                 _percent(static['realized']),
                 f'{sparse["time_ratio"]:.2f}',
                 _percent(sparse['realized']),
                 _percent(_of_limit(sparse, static)),
-                _time(limit),
-                _percent(_of_limit(sparse, limit)) if limit else '',
             )
         )
     return '\n'.join('| ' + ' | '.join(line) + ' |' for line in lines)
@@ -119,10 +107,6 @@ def _of_limit(sparse: dict, static: dict) -> float:
     """What the sparse network saves of what a static one does; nan where that is nothing."""
     saved = 1 - static['time_ratio']
     return (1 - sparse['time_ratio']) / saved if saved > 0.02 else float('nan')
-
-
-def _time(row: Optional[dict]) -> str:
-    return f'{row["time_ratio"]:.2f}' if row else ''
 
 
 def _percent(share: float) -> str:

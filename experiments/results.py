@@ -64,7 +64,7 @@ TITLES = dict(
 )
 PARTS = tuple(TITLES)
 MEASURED = 'measured'
-TIMED = ('static', 'packed static', 'masked', 'sparse', 'slim')
+TIMED = ('static', 'sparse', 'slim')
 _preparing = threading.Lock()
 Plan = dict[str, dict[str, list[Run]]]
 """Task -> part -> its runs."""

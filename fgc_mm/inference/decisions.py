@@ -17,7 +17,7 @@ from ..gates.bin_concrete import logit_of
 from ..runtime.module_hooks import tell
 from ..sites.attach import as_map
 from .frozen_pass import Opened, Side
-from .onednn import autocasts
+from .kernels import autocasts
 
 _FEW = 1 << 17
 """Values that NumPy sums up, in one thread, sooner than PyTorch gets started."""

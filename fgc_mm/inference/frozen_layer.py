@@ -15,7 +15,7 @@ from mmcv.cnn.bricks.wrappers import Conv2d as MMConv2d
 from mmcv.cnn.bricks.wrappers import Linear as MMLinear
 from torch import Tensor
 
-from . import onednn
+from . import kernels
 from .frozen_pass import Pass, Side
 
 PRODUCT_POSITIONS = 512
@@ -48,7 +48,7 @@ class LayerForward:
         self.state = state
         self.act = act
         self.ins, self.outs = ins, outs
-        self.name, self.scalars, self.algorithm = onednn.activation(act)
+        self.name, self.scalars, self.algorithm = kernels.activation(act)
         self.linear = isinstance(layer, nn.Linear)
         self.groups = 1 if self.linear else layer.groups
         self.channels = layer.weight.shape[0]
@@ -59,8 +59,8 @@ class LayerForward:
             layer.kernel_size == (1, 1) and layer.padding in ((0, 0), 'valid', 'same')
         )
         self.product = self.pointwise and not self.linear and layer.stride == (1, 1)
-        self.has_kernel = self.is_plain and onednn.takes(layer)
-        self.turns = self.has_kernel and outs is None and onednn.turns(layer)
+        self.has_kernel = self.is_plain and kernels.takes(layer)
+        self.turns = self.has_kernel and outs is None and kernels.turns(layer)
         if self.weight.dim() == 4:
             self.weight = self.weight.contiguous(memory_format=torch.channels_last)
         self._lines: Optional[Tensor] = None
@@ -119,7 +119,7 @@ class LayerForward:
         if self.linear:
             weight, bias = self._kept(rows, cols, key)
             return self._activated(F.linear(x, weight, bias))
-        if not (self.has_kernel and onednn.fits(x)):
+        if not (self.has_kernel and kernels.fits(x)):
             weight, bias = self._kept(rows, cols, key)
             shape = self.layer.stride, self.layer.padding, self.layer.dilation, groups
             return self._activated(_CONVOLVE[type(self.layer)](x, weight, bias, *shape))
@@ -133,7 +133,7 @@ class LayerForward:
         else:
             weight, bias = self._weights(rows, cols)
         act = self.name, self.scalars, self.algorithm
-        out = onednn.convolve(self.layer, x, weight, bias, groups, *act)
+        out = kernels.convolve(self.layer, x, weight, bias, groups, *act)
         return out if self.name != 'none' else self._activated(out)
 
     def _activated(self, out: Tensor) -> Tensor:
@@ -161,7 +161,7 @@ class LayerForward:
         if known is None:
             weight, bias = self._weights(rows, cols)
             weight = weight.contiguous(memory_format=torch.channels_last)
-            packed = onednn.pack(self.layer, weight, x, groups)
+            packed = kernels.pack(self.layer, weight, x, groups)
             known = self._packed[key] = (weight if packed is None else packed, bias)
         return known
 
@@ -221,7 +221,7 @@ class LayerForward:
             self._turned = self.weight.flip(2, 3).permute(1, 2, 3, 0).contiguous()
         weight = self._turned.index_select(0, cols).permute(0, 3, 1, 2)
         act = self.name, self.scalars, self.algorithm
-        out = onednn.convolve_turned(self.layer, x, weight, self.bias, *act)
+        out = kernels.convolve_turned(self.layer, x, weight, self.bias, *act)
         return out if self.name != 'none' else self._activated(out)
 
     def _shadowed(self, x: Tensor, weight: Tensor, bias: Optional[Tensor], groups: int) -> Tensor:

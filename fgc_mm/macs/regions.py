@@ -47,7 +47,7 @@ class Regions:
             return before
 
         for head, module in self._extractors.values():
-            attached.before(module, note(head), with_kwargs=True, passive=True)
+            attached.before(module, note(head), with_kwargs=True)
 
     def reset(self) -> None:
         """Forget what was seen: a pass begins."""

@@ -81,12 +81,10 @@ class MACsTracer:
             return
         self._regions.attach(self._attached)
         for name in self.layers:
-            self._attached.after(self._modules[name], partial(self._on_layer, name), passive=True)
+            self._attached.after(self._modules[name], partial(self._on_layer, name))
         for holder in {name.rpartition('.')[0] for name in self.gates}:
             # Gates attached to a network are one level further down than those of a block.
-            self._attached.before(
-                self._modules[holder], partial(self._forget, holder), passive=True
-            )
+            self._attached.before(self._modules[holder], partial(self._forget, holder))
 
     def detach(self) -> None:
         """Stop counting."""

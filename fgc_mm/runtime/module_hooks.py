@@ -19,32 +19,23 @@ class Callback:
 
     Args:
         func (Callable, optional): What to call. Defaults to None.
-        passive (bool): Whether it looks at nothing but the sizes of tensors, so that it
-            does not matter how they were computed. Defaults to False.
     """
 
-    def __init__(self, func: Optional[Callable] = None, passive: bool = False) -> None:
+    def __init__(self, func: Optional[Callable] = None) -> None:
         self.func = func
-        self.passive = passive
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return None if self.func is None else self.func(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict) -> Callback:
-        return Callback(passive=True)
+        return Callback()
 
     def __reduce__(self) -> tuple:
-        return Callback, (None, True)
-
-
-def is_watched(module: nn.Module) -> bool:
-    """Whether a module has forward hooks that are not passive."""
-    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-    return not all(isinstance(hook, Callback) and hook.passive for hook in hooks)
+        return Callback, ()
 
 
 def tell(module: nn.Module, x: Tensor, out: Tensor) -> None:
-    """Call the passive hooks of a module that somebody else has run."""
+    """Call the hooks of a module that somebody else has run."""
     for hook in module._forward_hooks.values():
         hook(module, (x,), out)
 
@@ -55,11 +46,9 @@ class Attachments:
     def __init__(self) -> None:
         self._handles: list[RemovableHandle] = []
 
-    def before(
-        self, module: nn.Module, func: Callable, with_kwargs: bool = False, passive: bool = False
-    ) -> None:
+    def before(self, module: nn.Module, func: Callable, with_kwargs: bool = False) -> None:
         """Call ``func`` before each forward of the module."""
-        hook = Callback(func, passive)
+        hook = Callback(func)
         self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=with_kwargs))
 
     def after(
@@ -67,11 +56,10 @@ class Attachments:
         module: nn.Module,
         func: Callable,
         with_kwargs: bool = False,
-        passive: bool = False,
         first: bool = False,
     ) -> None:
         """Call ``func`` after each forward of the module, before all others if ``first``."""
-        hook = Callback(func, passive)
+        hook = Callback(func)
         handle = module.register_forward_hook(hook, with_kwargs=with_kwargs, prepend=first)
         self._handles.append(handle)
 

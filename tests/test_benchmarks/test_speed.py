@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / 'benchmarks'
-KINDS = ['dense', 'static', 'packed', 'packed static', 'masked', 'sparse']
+KINDS = ['dense', 'static', 'sparse']
 
 
 def run(*args):
@@ -23,11 +23,11 @@ def run(*args):
 def setting(**times):
     """Rows of one setting that takes so much of the dense network's time."""
     common = dict(network='ResNet-18', size='64x64', batch=1, open_share=0.5, seconds=1.0)
-    saves = ('static', 'packed_static', 'sparse')
+    saves = ('static', 'sparse')
     return [
         dict(
             common,
-            kind=kind.replace('_', ' '),
+            kind=kind,
             time_ratio=ratio,
             macs_ratio=0.5 if kind in saves else 1.0,
             realized=2 * (1 - ratio) if kind in saves else float('nan'),
@@ -45,9 +45,8 @@ def test_measures_all_kinds(tmp_path):
     figures = {row['kind']: row for row in rows}
     for kind, row in figures.items():
         assert f'  {kind:<14}' in text and row['seconds'] > 0
-    assert all(figures[kind]['macs_ratio'] == 1 for kind in ('dense', 'packed', 'masked'))
-    static, packed = figures['static']['macs_ratio'], figures['packed static']['macs_ratio']
-    assert static == packed < figures['sparse']['macs_ratio'] < 0.6  # gates are not free
+    assert figures['dense']['macs_ratio'] == 1
+    assert figures['static']['macs_ratio'] < figures['sparse']['macs_ratio'] < 0.6  # gates cost
     assert (tmp_path / 'a.png').stat().st_size > 5000
 
 
@@ -91,9 +90,9 @@ class Still:
 
 
 def test_some_kinds_only(speed, monkeypatch):
-    monkeypatch.setattr(sys, 'argv', ['speed.py', '--kinds', 'sparse', 'static'])
+    monkeypatch.setattr(sys, 'argv', ['speed.py', '--kinds', 'sparse'])
     monkeypatch.setattr(speed.Others, 'share', lambda self: 0.0)
-    assert list(speed.measure(Still(), speed.parse_args())) == ['dense', 'static', 'sparse']
+    assert list(speed.measure(Still(), speed.parse_args())) == ['dense', 'sparse']
 
 
 def test_disturbed_repetitions_are_made_again(speed, monkeypatch, capsys):
@@ -121,21 +120,15 @@ def plots(monkeypatch):
     return speed_plot
 
 
-def test_table_of_a_run_and_of_an_older_one(plots):
-    times = dict(static=0.5, packed=0.9, masked=1.1, sparse=0.6)
-    older, newer = setting(**times), setting(**times, packed_static=0.4)
-    head, _, line = plots.table(newer).splitlines()
-    cells = dict(zip(head.split(' | '), line.split(' | '), strict=True))
-    assert cells['static: time'] == '0.50' and cells['sparse / static'] == '80 %'
-    assert cells['packed static: time'] == '0.40'
-    assert cells['sparse / packed static |'] == '67 % |'
-    old = plots.table(older).splitlines()[2]
-    assert old.split(' | ')[:12] == line.split(' | ')[:12]
-    assert [cell.strip(' |') for cell in old.split(' | ')[12:]] == ['', '']
+def test_table_of_a_run(plots):
+    head, _, line = plots.table(setting(static=0.5, sparse=0.6)).splitlines()
+    cells = dict(zip(head.strip('| ').split(' | '), line.strip('| ').split(' | '), strict=True))
+    assert cells['static: time'] == '0.50' and cells['sparse: time'] == '0.60'
+    assert cells['sparse / static'] == '80 %'
 
 
 def test_all_points_are_inside_the_plot(plots):
-    rows = setting(static=0.5, packed=0.9, masked=1.32, sparse=0.6)
+    rows = setting(static=0.5, sparse=1.32)
     (axis,) = plots.figure(rows).axes
     bottom, top = axis.get_ylim()
     assert bottom < 1 - 1.32 and top == 1
