@@ -193,7 +193,6 @@ class FGCHook(GateLossHook):
         coupling = self.coupling
         assert coupling is not None
         if self.waits:
-            self.uncoupled = epochs_seen(runner) - coupling.epochs
             return torch.zeros((), device=next(runner.model.parameters()).device)
         coupling.eta = self._eta.at(coupling.epochs + self.uncoupled)
         with in_context('FGCHook'):
@@ -219,6 +218,8 @@ class FGCHook(GateLossHook):
         super().after_train_iter(runner, batch_idx, data_batch, outputs)
         assert self.coupling is not None
         self.coupling.step()
+        if self.waits:
+            self.uncoupled = epochs_seen(runner, runner.iter + 1) - self.coupling.epochs
         if self.waits or not self.every_n_train_iters(runner, self.log_interval):
             return
         by_gate = {}
