@@ -16,7 +16,7 @@ import torch.nn as nn
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
-from ..sites.recorder import plain_output
+from ..sites.unseen import tensors_in
 from .decisions import Decisions
 from .frozen_pass import Pass
 from .ways import Values, Ways, groups
@@ -257,7 +257,7 @@ class RegionForward:
         finally:
             state.trial, state.gathered = None, set()
             state.original = state.each = False
-        return [v for v in tree_flatten(plain_output(out))[0] if isinstance(v, Tensor)]
+        return tensors_in(out)
 
 
 @contextmanager

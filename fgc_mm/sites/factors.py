@@ -63,12 +63,14 @@ def _met(
     """What channels of a site are multiplied with wherever they are read."""
     flow, decisions = followed[site.name]
     tables = {}
+    nodes = [record.nodes[number] for number in flow.reads]
+    values = [(n.args[0] if n.args else next(iter(n.kwargs.values()))).value for n in nodes]
     for other in others:
         theirs, decided = followed[other.name]
+        if not any(value in theirs.labels for value in values):
+            continue
         table = np.full(site.channels, -2)
-        for number in flow.reads:
-            node = record.nodes[number]
-            value = (node.args[0] if node.args else next(iter(node.kwargs.values()))).value
+        for value in values:
             labels = theirs.labels.get(value, np.array(-1))
             mine, met = np.broadcast_arrays(flow.labels[value], labels)
             ours, its = decisions[mine[mine >= 0]], met[mine >= 0]
@@ -114,7 +116,7 @@ def plain(index: np.ndarray, channels: int) -> Optional[tuple[int, ...]]:
     """
     if np.array_equal(index, np.arange(channels)):
         return None
-    return tuple(int(i) for i in index)
+    return tuple(index.tolist())
 
 
 def together(*scales: tuple[Scale, ...]) -> tuple[Scale, ...]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property
 from typing import Any, Optional
 
 import torch
@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from ..errors import UsageError
+from .unseen import Looks, attributes, custom_functions, tensors_in
 
 
 class ExampleError(UsageError):
@@ -54,10 +55,14 @@ class Node:
     kwargs: dict
     outputs: list[Ref]
 
-    def inputs(self) -> list[Ref]:
-        """All tensors it read."""
+    @cached_property
+    def _read(self) -> list[Ref]:
         flat = tree_flatten((self.args, self.kwargs))[0]
         return [item for item in flat if isinstance(item, Ref)]
+
+    def inputs(self) -> list[Ref]:
+        """All tensors it read."""
+        return self._read
 
 
 @dataclass
@@ -139,7 +144,10 @@ class Recorder(TorchDispatchMode):
             self._kept.append(tensor)
             memory = self._memory(tensor)
             if memory is not None:
-                self._same_memory.setdefault(memory, set()).add(key)
+                others = self._same_memory.setdefault(memory, set())
+                if others and not fresh and self._unseen(tensor, next(iter(others))):
+                    fresh = True
+                others.add(key)
         if fresh or key not in self._numbers:
             self._numbers[key] = self._next
             self._next += 1
@@ -148,6 +156,20 @@ class Recorder(TorchDispatchMode):
             if key in self._own:
                 self.record.names[self._numbers[key]] = self._own[key][0]
         return Ref(self._numbers[key], tuple(tensor.shape))
+
+    def _unseen(self, tensor: Tensor, other: int) -> bool:
+        """Note a tensor that was made of another without an operation, as ``x.data`` is; False if
+        that does not depend on the input."""
+        before = self._numbers[other]
+        if before not in self.depends:
+            return False
+        shape = next(tuple(t.shape) for t in self._kept if id(t) == other)
+        after = Ref(self._next, tuple(tensor.shape))
+        self.record.nodes.append(
+            Node('overlap', self._stack[-1], (Ref(before, shape),), {}, [after])
+        )
+        self.depends.add(after.value)
+        return True
 
     @staticmethod
     def _memory(tensor: Tensor) -> Optional[int]:
@@ -206,6 +228,18 @@ class Recorder(TorchDispatchMode):
             self.record.constants.update(ref.value for ref in outputs)
         self.record.nodes.append(Node(name, self._stack[-1], *read, outputs))
 
+    def knows(self, tensor: Tensor) -> bool:
+        """Whether a tensor occurred in the pass."""
+        return id(tensor) in self._numbers
+
+    def note_value(self, tensor: Any) -> None:
+        """Python looks at the numbers of a tensor."""
+        if self._quiet or not isinstance(tensor, Tensor):
+            return
+        ref = self.ref(tensor)
+        if ref.value in self.depends:
+            self.record.nodes.append(Node(VALUE, self._stack[-1], (ref,), {}, []))
+
     # -- modules -------------------------------------------------------------------------
 
     def _enter(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
@@ -254,41 +288,16 @@ class Recorder(TorchDispatchMode):
     def watching(self) -> Iterator[None]:
         """Know which module runs."""
         with ExitStack() as stack:
-            stack.enter_context(_custom_functions(self._function))
+            stack.enter_context(custom_functions(self._function))
             for part in self._module.modules():
                 for handle in (
                     part.register_forward_pre_hook(self._enter, with_kwargs=True),
                     part.register_forward_hook(self._leave, with_kwargs=True),
                 ):
                     stack.callback(handle.remove)
+            stack.enter_context(Looks(self.note_value))
             with self:
                 yield
-
-
-@contextmanager
-def _custom_functions(run: Any) -> Iterator[None]:
-    """Let ``run(name, forward, ctx, ...)`` run the custom functions of autograd.
-
-    Those of mmcv, such as deformable convolutions and RoIAlign, work past the dispatcher.
-    """
-    before = {
-        kind: vars(kind)['forward']
-        for kind in _subclasses(torch.autograd.Function)
-        if 'forward' in vars(kind) and not kind.__module__.startswith('torch.')
-    }
-    try:
-        for kind in before:
-            forward = staticmethod(partial(run, kind.__name__, kind.forward))
-            kind.forward = forward  # type: ignore[method-assign, assignment]
-        yield
-    finally:
-        for kind, own in before.items():
-            kind.forward = own
-
-
-def _subclasses(kind: type) -> list[Any]:
-    children: list[Any] = kind.__subclasses__()
-    return [c for child in children for c in (child, *_subclasses(child))]
 
 
 def _written(func: Any, args: tuple, kwargs: dict) -> list[Tensor]:
@@ -331,19 +340,8 @@ def record_pass(module: nn.Module, args: tuple, kwargs: dict, is_layer: Any) -> 
             f'{", ".join(map(str, shapes))}: {type(error).__name__}: {error}; give an '
             'example that fits it, such as example=torch.rand(1, 3, 224, 224)'
         ) from error
-    flat = tree_flatten(plain_output(out))[0]
-    recorder.record.outputs = {
-        recorder.ref(tensor).value for tensor in flat if isinstance(tensor, Tensor)
+    kept = [value for part in module.modules() for value in attributes(part)]
+    recorder.record.outputs = {recorder.ref(tensor).value for tensor in tensors_in(out)} | {
+        recorder.ref(tensor).value for tensor in tensors_in(kept) if recorder.knows(tensor)
     }
     return recorder.record
-
-
-def plain_output(value: Any) -> Any:
-    """Data samples and other objects as what they hold."""
-    if hasattr(value, 'all_items'):
-        return {key: plain_output(item) for key, item in value.all_items()}
-    if isinstance(value, (list, tuple)):
-        return [plain_output(item) for item in value]
-    if isinstance(value, dict):
-        return {key: plain_output(item) for key, item in value.items()}
-    return value
