@@ -258,7 +258,9 @@ class Freezer:
             act = modules[fold.act] if fold.act else None
             act = act if act is None or 'forward' not in act.__dict__ or _ours(act) else None
             last = self.channels_last and within(name, inner)
-            self._replace(layer, LayerForward(layer, self.state, norm, act, reads, makes, last))
+            self._replace(
+                layer, LayerForward(layer, self.state, norm, act, reads, makes, last, fold.adds)
+            )
             if norm is not None:
                 self._replace(norm, SkippedForward(norm, self.state))
                 self.report.norms += 1
