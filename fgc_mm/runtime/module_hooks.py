@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any, Optional
 
 import torch.nn as nn
-from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 
@@ -16,9 +15,6 @@ class Callback:
 
     ``copy.deepcopy`` and pickling of a module take its hooks along, and with
     them everything a hook refers to. In a copy this one does nothing.
-
-    Args:
-        func (Callable, optional): What to call. Defaults to None.
     """
 
     def __init__(self, func: Optional[Callable] = None) -> None:
@@ -34,12 +30,6 @@ class Callback:
         return Callback, ()
 
 
-def tell(module: nn.Module, x: Tensor, out: Tensor) -> None:
-    """Call the hooks of a module that somebody else has run."""
-    for hook in module._forward_hooks.values():
-        hook(module, (x,), out)
-
-
 class Attachments:
     """The forward hooks one owner has put on a model, to be removed together."""
 
@@ -52,11 +42,7 @@ class Attachments:
         self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=with_kwargs))
 
     def after(
-        self,
-        module: nn.Module,
-        func: Callable,
-        with_kwargs: bool = False,
-        first: bool = False,
+        self, module: nn.Module, func: Callable, with_kwargs: bool = False, first: bool = False
     ) -> None:
         """Call ``func`` after each forward of the module, before all others if ``first``."""
         hook = Callback(func)
