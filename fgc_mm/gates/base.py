@@ -193,11 +193,17 @@ class Gate(BaseModule):
         return multiplier
 
     @property
+    def pass_records(self) -> list[GateRecord]:
+        """What it decided in the whole pass, call by call; none if it did not run."""
+        if self.record is None:
+            return []
+        return self.records if self.calls > 1 else [self.record]
+
+    @property
     def pass_record(self) -> Optional[GateRecord]:
-        """What it decided in the whole pass, the calls below each other; None if it did not run."""
-        if self.record is None or self.calls == 1:
-            return self.record
-        return GateRecord.joined(self.records)
+        """The same as one record, the calls below each other; None if it did not run."""
+        records = self.pass_records
+        return GateRecord.joined(records) if len(records) > 1 else self.record
 
     @property
     def once_per_picture(self) -> bool:

@@ -2,6 +2,7 @@
 from .backbone_share import BackboneShare
 from .formulas import conv_macs, linear_macs, open_share
 from .image_macs import ImageMACs
+from .site_shares import layer_macs, share_left, share_touched
 from .switches import Side, Switch, switches_of
 from .tracer import MACsTracer, count_macs
 
@@ -13,7 +14,10 @@ __all__ = [
     'Switch',
     'conv_macs',
     'count_macs',
+    'layer_macs',
     'linear_macs',
     'open_share',
+    'share_left',
+    'share_touched',
     'switches_of',
 ]
