@@ -114,5 +114,6 @@ def save(figure: Figure, stem: Path) -> list[Path]:
     paths = [stem.with_name(f'{stem.name}.{kind}') for kind in ('png', 'svg')]
     with style():
         figure.savefig(paths[0], dpi=150)
+        figure.set_layout_engine('none')  # everything has its place now
         figure.savefig(paths[1], metadata={'Date': None})
     return paths

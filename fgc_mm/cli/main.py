@@ -18,6 +18,7 @@ COMMANDS = (
     'train',
     'test',
     'infer',
+    'sites',
     'slim',
     'export',
     'analyze',

@@ -4,7 +4,6 @@ from .bin_concrete import BinConcreteGate
 from .build import build_gate, check_gate
 from .fbs import FBSGate
 from .record import GateRecord
-from .site import GateSite
 from .static import StaticGate
 from .utils import (
     find_gates,
@@ -22,7 +21,6 @@ __all__ = [
     'FBSGate',
     'Gate',
     'GateRecord',
-    'GateSite',
     'StaticGate',
     'build_gate',
     'check_gate',

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable
 from typing import Optional, Union
 
 import torch
@@ -34,10 +33,9 @@ def pool_mean(x: Tensor) -> Tensor:
 class Gate(BaseModule):
     """Decides per image which channels of one convolution are computed.
 
-    A block calls its gates in three steps: :meth:`pool` once on the block
-    input, :meth:`forward` on the pooled input, which leaves ``self.record``,
-    and :meth:`activate` on the feature to be gated. The first two stay outside
-    a checkpointed part of the block, the third holds no decision.
+    Before the module runs whose input it reads, a hook calls :meth:`pool` on that input and
+    :meth:`forward` on what is pooled, which leaves ``self.record``. Layers that read the gated
+    channels multiply them with ``self.multiplier``. See :mod:`fgc_mm.sites.attach`.
 
     A new gate implements :meth:`decide` and :meth:`reset_parameters`, and
     :meth:`pool` if it reads anything but the mean of the block input.
@@ -56,8 +54,8 @@ class Gate(BaseModule):
         regions (bool): Whether it decides for regions of pictures and not for pictures.
         records (list[GateRecord]): Those of all calls of a pass, if there are several;
             ``record`` is the last.
-        block (str, optional): Name of the block it belongs to, seen from the network whose child
-            ``gates`` holds it. None for a gate that is a child of its block.
+        block (str, optional): Name of the block whose input it reads, seen from the network whose
+            child ``gates`` holds it. None for a gate that is on no site.
     """
 
     hard: bool = False
@@ -195,46 +193,22 @@ class Gate(BaseModule):
         return multiplier
 
     @property
+    def pass_records(self) -> list[GateRecord]:
+        """What it decided in the whole pass, call by call; none if it did not run."""
+        if self.record is None:
+            return []
+        return self.records if self.calls > 1 else [self.record]
+
+    @property
     def pass_record(self) -> Optional[GateRecord]:
-        """What it decided in the whole pass, the calls below each other; None if it did not run."""
-        if self.record is None or self.calls == 1:
-            return self.record
-        return GateRecord.joined(self.records)
+        """The same as one record, the calls below each other; None if it did not run."""
+        records = self.pass_records
+        return GateRecord.joined(records) if len(records) > 1 else self.record
 
     @property
     def once_per_picture(self) -> bool:
         """Whether it decides for each picture just once in a pass."""
         return self.calls == 1 and not self.regions
-
-    def modulate(self, feature: Tensor, multiplier: Tensor) -> Tensor:
-        """Multiply the feature channel by channel.
-
-        Raises:
-            UsageError: If the feature has another number of channels.
-        """
-        if feature.size(1) != multiplier.size(1):
-            raise UsageError(
-                f'{type(self).__name__}: channels={multiplier.size(1)} does not fit the gated '
-                f'feature, which has {feature.size(1)}'
-            )
-        return feature * multiplier.to(feature.dtype)[:, :, None, None]
-
-    def activate(
-        self, feature: Tensor, multiplier: Tensor, act: Callable[[Tensor], Tensor]
-    ) -> tuple[Tensor, Tensor]:
-        """Activate the feature and multiply it.
-
-        Args:
-            feature (Tensor): B x channels x H x W, before the activation.
-            multiplier (Tensor): B x channels, what :meth:`forward` returned.
-            act (Callable): The activation.
-
-        Returns:
-            tuple: The gated feature, and the pooled ungated one without a
-            graph, for :meth:`note_feature`.
-        """
-        feature = act(feature)
-        return self.modulate(feature, multiplier), pool_mean(feature.detach())
 
     def slim_state(self, kept: Tensor, always: Tensor, inputs: Tensor) -> dict[str, Tensor]:
         """State of a gate over fewer channels, some of them open for good.

@@ -10,7 +10,7 @@ from typing import Union
 import torch.nn as nn
 from torch import Tensor
 
-from ..errors import UsageError
+from ..errors import UsageError, in_context
 from .base import Gate
 from .record import GateRecord
 
@@ -36,10 +36,11 @@ def forget_records(gates: Mapping[str, Gate]) -> None:
 
 
 def records_of(gates: Mapping[str, Gate]) -> dict[str, GateRecord]:
-    """What gates decided in this forward pass, B rows each.
+    """What gates decided in this forward pass, a row for each decision: one for each image, or
+    several for levels and regions.
 
-    Gates behind the last output of a network (``out_indices``) do not run; they decide nothing
-    and have no loss.
+    Gates behind the last output of a network (``out_indices``) do not run, nor do those of a head
+    without regions; they decide nothing and have no loss.
 
     Args:
         gates (Mapping[str, Gate]): Name -> gate.
@@ -47,7 +48,8 @@ def records_of(gates: Mapping[str, Gate]) -> dict[str, GateRecord]:
     Raises:
         RuntimeError: If none has decided, because the pass went past them.
     """
-    records = {name: gate.record for name, gate in gates.items() if gate.record is not None}
+    passes = {name: gate.pass_record for name, gate in gates.items()}
+    records = {name: r for name, r in passes.items() if r is not None and len(r.mask)}
     if not records:
         raise RuntimeError(
             f'none of the {len(gates)} gates ran in this forward pass, the first is '
@@ -155,22 +157,33 @@ def select_blocks(model: nn.Module, layers: Layers) -> dict[str, list[tuple[str,
     Args:
         model (nn.Module): A model with gates.
         layers (str | int | Sequence): See :func:`match_blocks`; only blocks
-            that have gates can be chosen and are counted.
+            whose gates decide once for each picture can be chosen and are counted.
 
     Returns:
         dict[str, list]: As :func:`gated_blocks`.
 
     Example:
-        >>> list(select_blocks(GatedResNet(18), [-2, -1]))
+        >>> list(select_blocks(model, [-2, -1]))
         ['layer4.0', 'layer4.1']
     """
-    blocks = gated_blocks(model)
+    every = gated_blocks(model)
+    blocks = {
+        name: [(n, gate) for n, gate in gates if gate.once_per_picture]
+        for name, gates in every.items()
+    }
+    blocks = {name: gates for name, gates in blocks.items() if gates}
+    others = [name for name in every if name not in blocks]
     if not blocks:
         raise UsageError(
             f'{type(model).__name__} has no gates to choose layers={layers!r} from; use a gated '
             "backbone, such as backbone=dict(type='GatedResNet', ...)"
         )
-    return {name: blocks[name] for name in match_blocks(layers, list(blocks))}
+    why = (
+        f'; {", ".join(others)} cannot be chosen: gates there decide for each level or region, and '
+        'not once for a picture'
+    )
+    with in_context('', why if others else ''):
+        return {name: blocks[name] for name in match_blocks(layers, list(blocks))}
 
 
 def set_threshold(model: nn.Module, threshold: float) -> None:

@@ -1,23 +1,23 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
 from .backbone_share import BackboneShare
 from .formulas import conv_macs, linear_macs, open_share
-from .gated_convs import GatedConv, block_sites, gated_convs
 from .image_macs import ImageMACs
+from .site_shares import layer_macs, share_left, share_touched
 from .switches import Side, Switch, switches_of
 from .tracer import MACsTracer, count_macs
 
 __all__ = [
     'BackboneShare',
-    'GatedConv',
     'ImageMACs',
     'MACsTracer',
     'Side',
     'Switch',
-    'block_sites',
     'conv_macs',
     'count_macs',
-    'gated_convs',
+    'layer_macs',
     'linear_macs',
     'open_share',
+    'share_left',
+    'share_touched',
     'switches_of',
 ]

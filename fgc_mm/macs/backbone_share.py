@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import Optional, Union
 
 import torch
 import torch.nn as nn
@@ -13,7 +16,23 @@ from ..errors import UsageError
 from ..gates import find_gates
 from ..runtime import Attachments
 from .layers import call_macs
+from .regions import Regions
 from .switches import kinds_of, switches_of
+
+
+@dataclass
+class _Call:
+    """One call of a layer: its MACs over all rows, how many these are, whose regions they are."""
+
+    macs: int
+    rows: int
+    owners: Optional[Tensor]
+
+    def images(self, batch: int, device: torch.device) -> Tensor:
+        """The number of the image of each row."""
+        if self.owners is not None:
+            return self.owners.detach().long()
+        return torch.arange(self.rows, device=device) * batch // self.rows
 
 
 class BackboneShare:
@@ -25,6 +44,9 @@ class BackboneShare:
     openness, such as probabilities, and is differentiable in them. As decisions of two
     gates are independent given the image, probabilities give the expected share.
 
+    Gates that decide several times in a pass, or for regions of the images, are priced
+    decision by decision.
+
     Args:
         model (nn.Module): A model with gates.
         backbone (str): Name of the part that is the backbone; '' means the
@@ -34,8 +56,7 @@ class BackboneShare:
         >>> share = BackboneShare(detector)
         >>> share.attach()
         >>> detector(images)
-        >>> probs = [gate.record.probs.mean(dim=1) for gate in share.gates.values()]
-        >>> share.of(torch.stack(probs, dim=1))
+        >>> share.of([gate.pass_record.probs.mean(dim=1) for gate in share.gates.values()])
         tensor([0.71, 0.64])
     """
 
@@ -72,12 +93,16 @@ class BackboneShare:
                 )
         self._matrices: dict[tuple, Tensor] = {}
         self._macs: dict[str, float] = {}
+        self._calls: dict[str, list[_Call]] = {}
+        self._batch = 0
+        self._regions = Regions(model)
         self._running = False
         self._attached = Attachments()
 
     def attach(self) -> None:
         """Start watching."""
         self._attached.before(self.backbone, self._begin)
+        self._regions.attach(self._attached)
         self._attached.after(self.backbone, self._end)
         for name in (*self._plain, *self._overhead, *self._gated):
             self._attached.after(self._modules[name], partial(self._on_layer, name))
@@ -86,20 +111,70 @@ class BackboneShare:
         """Stop watching."""
         self._attached.remove()
 
-    def of(self, openness: Tensor) -> Tensor:
+    def of(self, openness: Union[Tensor, Sequence[Tensor]]) -> Tensor:
         """The share of each image, at the image size of the last pass.
 
         Args:
-            openness (Tensor): B x gates, for each image and gate, in the order
-                of ``self.gates``, the mean openness of its channels. Gates that did
-                not run may have any.
+            openness (Tensor | Sequence[Tensor]): B x gates, for each image and gate, in the
+                order of ``self.gates``, the mean openness of its channels. Or for each gate
+                one number for each of its decisions in the last pass, in their order. Gates that
+                did not run may have any, for each image.
 
         Returns:
             Tensor: One share for each image; above 1 by the gates' own MACs if
-            all is open.
+            all is open. Of images whose regions differ in number it is that of the dense MACs
+            of the mean image.
         """
+        if isinstance(openness, Tensor):
+            fixed = (self._sum(self._plain) + self._sum(self._overhead)) / self.dense()
+            return fixed + self._of_images(openness, self._gated)
+        dense, batch = self.dense(), self._batch
+        images = torch.stack(
+            [one if len(one) == batch else one.new_zeros(batch) for one in openness], dim=1
+        )
+        simple = [name for name in self._gated if self._is_simple(name)]
+        even = [n for n in (*self._plain, *self._overhead) if not self._on_regions(n)]
+        share = self._sum(even) / dense + self._of_images(images, simple)
+        for name in self._calls:
+            if name in simple or name in even:
+                continue
+            macs, owners = self._rows(name, images)
+            for side in self._sides.get(name, ()):
+                macs = macs * sum(part * self._product(openness, p) for p, part in side)
+            share = share.index_add(0, owners, macs / dense)
+        return share
+
+    @property
+    def images(self) -> int:
+        """How many images the last pass was about."""
+        return self._batch
+
+    def _is_simple(self, name: str) -> bool:
+        """Whether a layer ran once, on the images."""
+        calls = self._calls.get(name, ())
+        return len(calls) == 1 and calls[0].rows == self._batch and calls[0].owners is None
+
+    def _on_regions(self, name: str) -> bool:
+        return any(call.owners is not None for call in self._calls.get(name, ()))
+
+    def _rows(self, name: str, like: Tensor) -> tuple[Tensor, Tensor]:
+        """MACs of each row that a layer worked on, and the number of its image."""
+        calls = [call for call in self._calls[name] if call.rows]
+        macs = [like.new_full((call.rows,), call.macs / call.rows) for call in calls]
+        owners = [call.images(self._batch, like.device) for call in calls]
+        none = torch.zeros(0, dtype=torch.long, device=like.device)
+        return torch.cat([like.new_zeros(0), *macs]), torch.cat([none, *owners])
+
+    def _product(self, openness: Sequence[Tensor], number: int) -> Union[Tensor, float]:
+        gates = self._products[number]
+        return torch.stack([openness[gate] for gate in gates]).prod(dim=0) if gates else 1.0
+
+    def _of_images(self, openness: Tensor, layers: list[str]) -> Tensor:
+        """What gated layers execute of the dense MACs, for each row of openness."""
+        ran = [name for name in layers if name in self._macs]
+        if not ran:
+            return openness.new_zeros(len(openness))
         dense = self.dense()
-        ran = [name for name in self._gated if name in self._macs]
         macs = openness.new_tensor([self._macs[name] / dense for name in ran])
         ins, outs = (self._matrix(ran, side, openness) for side in (0, 1))
         one = torch.ones_like(openness[:, 0])
@@ -110,8 +185,7 @@ class BackboneShare:
             ],
             dim=1,
         )
-        fixed = (self._sum(self._plain) + self._sum(self._overhead)) / dense
-        return fixed + ((products @ ins) * (products @ outs)) @ macs
+        return ((products @ ins) * (products @ outs)) @ macs
 
     def dense(self) -> float:
         """MACs of the last pass, for one image, of the backbone without gates."""
@@ -165,12 +239,19 @@ class BackboneShare:
         return self._matrices[key]
 
     def _on_layer(self, name: str, layer: nn.Module, args: tuple, output: Tensor) -> None:
-        if self._running:
-            macs = call_macs(layer, args, output) / output.size(0)
-            self._macs[name] = self._macs.get(name, 0.0) + macs
+        if not self._running:
+            return
+        macs, rows = call_macs(layer, args, output), len(output)
+        self._batch = self._batch or rows  # the first layer reads the images
+        self._macs[name] = self._macs.get(name, 0.0) + macs / self._batch
+        owners = self._regions.owners(name, rows)
+        self._calls.setdefault(name, []).append(_Call(macs, rows, owners))
 
     def _begin(self, *_: object) -> None:
         self._macs.clear()
+        self._calls.clear()
+        self._regions.reset()
+        self._batch = 0
         self._running = True
 
     def _end(self, *_: object) -> None:

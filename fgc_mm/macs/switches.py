@@ -13,7 +13,6 @@ from torch import Tensor
 from ..errors import UsageError
 from ..gates import find_gates
 from ..sites import End, Gates
-from .gated_convs import block_sites, full_name, gated_convs
 from .layers import is_counted
 
 
@@ -75,6 +74,7 @@ def switches_of(model: nn.Module) -> dict[str, Switch]:
     """
     modules = dict(model.named_modules())
     found: dict[str, Switch] = {}
+    holders = set()
 
     def switch(layer: str) -> Switch:
         if layer not in found:
@@ -85,6 +85,7 @@ def switches_of(model: nn.Module) -> dict[str, Switch]:
     for name, module in modules.items():
         if not isinstance(module, Gates):
             continue
+        holders.add(name)
         network = name.rpartition('.')[0]
         for site in module.sites.values():
             gate = full_name(name, module.name_of(site.name))
@@ -92,14 +93,18 @@ def switches_of(model: nn.Module) -> dict[str, Switch]:
                 switch(full_name(network, end.module)).outs.ends.append((gate, end))
             for end in site.consumers:
                 switch(full_name(network, end.module)).ins.ends.append((gate, end))
-    for block, sites in block_sites(model).items():
-        for layer, plan in gated_convs(modules[block], sites, block).items():
-            both = plan.in_gate == plan.out_gate
-            if plan.out_gate is not None:
-                switch(layer).outs.ends.append((plan.out_gate, End(layer)))
-            if plan.in_gate is not None and not both:
-                switch(layer).ins.ends.append((plan.in_gate, End(layer)))
+    for name in find_gates(model):
+        if name.rpartition('.')[0] not in holders:
+            raise UsageError(
+                f'gate {name!r} of {type(model).__name__} is on no site, so the MACs it spares are '
+                'unknown; put gates on a network by fgc_mm.gate'
+            )
     return found
+
+
+def full_name(prefix: str, name: str) -> str:
+    """Name of a submodule, seen from the model."""
+    return f'{prefix}.{name}' if prefix else name
 
 
 def widths(layer: Any) -> tuple[int, int]:

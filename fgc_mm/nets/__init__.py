@@ -1,6 +1,4 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
-from .base import GatedBackbone
-from .block import GatedBlock
 from .gated import Gated
 from .names import (
     GatedMobileNetV2,
@@ -15,8 +13,6 @@ from .wide_resnet import WideResNet
 
 __all__ = [
     'Gated',
-    'GatedBackbone',
-    'GatedBlock',
     'GatedMobileNetV2',
     'GatedResNet',
     'GatedResNetCifar',

@@ -45,6 +45,9 @@ def registry_of(kind: object, owner: str) -> Registry:
                 f'{owner}: no package is imported that has {kind!r}; write '
                 f'{choice or "its package in front"}, or set default_scope'
             )
+    for child in children.values():
+        child.import_from_location()  # may import other packages
+    children = dict(MODELS.children)
     owners = [child for child in children.values() if child.get(f'{child.scope}.{kind}')]
     if len(owners) == 1:
         return owners[0]

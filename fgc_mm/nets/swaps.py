@@ -115,7 +115,7 @@ def _entries(node: Optional[ast.AST]) -> Optional[dict[Optional[str], ast.AST]]:
         return {word.arg: word.value for word in node.keywords}
     if isinstance(node, ast.Dict):
         return {
-            key.value if isinstance(key, ast.Constant) else None: value
+            str(key.value) if isinstance(key, ast.Constant) else None: value
             for key, value in zip(node.keys, node.values, strict=True)
         }
     return None

@@ -47,10 +47,11 @@ class WatchWeights:
         given = {key[len(prefix) :]: key for key in state_dict if key.startswith(prefix)}
         names = rename_layers(own, list(given))
         gates = rename_gates(network, [key for key in given if key not in own])
-        for old, new in {**names, **gates}.items():
-            value = state_dict.pop(given[old])
+        renamed = {**names, **gates}
+        values = {old: state_dict.pop(given[old]) for old in renamed}  # names may change places
+        for old, new in renamed.items():
             if new is not None:
-                state_dict[prefix + new] = value
+                state_dict[prefix + new] = values[old]
         if self.name is not None and strict:
             shapes = {
                 key[len(prefix) :]: value.shape

@@ -47,6 +47,8 @@ def choose(
     chosen: set[str] = set()
     for item in items:
         if item == 'stem':
+            if not stem:
+                raise UsageError(f"{key}: 'stem' has no site here; there are {', '.join(names)}")
             chosen.update(stem)
         elif item in names:
             chosen.add(str(item))

@@ -13,7 +13,7 @@ from mmengine.model import revert_sync_batchnorm
 
 from ..errors import UsageError
 from ..tasks import task_of_model
-from .find import Finder, Found, both, of_pictures
+from .find import Finder, Found, both, find_sites, of_pictures
 from .layers import is_layer
 from .recorder import record_pass
 from .site import End, Refusal, Site
@@ -52,6 +52,17 @@ def find_in_model(model: nn.Module, shape: tuple[int, int, int]) -> Found:
         replace(site, regions=finders[0].shape_read(site.name)[0] != 1) for site in found.sites
     ]
     return found
+
+
+def find_in_part(model: nn.Module, part: str, shape: tuple[int, int, int]) -> Found:
+    """The sites of a part that takes pictures and nothing else, as a backbone does.
+
+    Args:
+        model (nn.Module): The model.
+        part (str): Name of the part.
+        shape (tuple): Channels, height and width of a picture.
+    """
+    return find_sites(model.get_submodule(part), torch.zeros(1, *shape))
 
 
 def is_in(name: str, part: str) -> bool:
@@ -111,6 +122,31 @@ def seen_from(part: str, site: Site) -> Site:
         consumers=ends(site.consumers),
         scales=tuple(replace(scale, tensor=inner(scale.tensor)) for scale in site.scales),
         reads=ends([end for end in site.reads if is_in(end.module, part)]),
+    )
+
+
+def seen_in(part: str, site: Site) -> Site:
+    """A site of a part as one of the model: what :func:`seen_from` undoes.
+
+    Args:
+        part (str): Name of the part.
+        site (Site): The site.
+    """
+
+    def outer(name: str) -> str:
+        return f'{part}.{name}' if name else part
+
+    def ends(given: Sequence[End]) -> tuple[End, ...]:
+        return tuple(replace(end, module=outer(end.module)) for end in given)
+
+    return replace(
+        site,
+        source=outer(site.source),
+        producers=ends(site.producers),
+        through=ends(site.through),
+        consumers=ends(site.consumers),
+        scales=tuple(replace(scale, tensor=outer(scale.tensor)) for scale in site.scales),
+        reads=ends(site.reads),
     )
 
 

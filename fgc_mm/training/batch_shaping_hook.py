@@ -95,10 +95,19 @@ class BatchShapingHook(GateLossHook):
         self._loaded = checkpoint.get(_KEY)
 
     def loss(self, gates: dict[str, Gate], data_samples: Any, runner: Runner) -> Tensor:
-        probs = torch.cat([record.probs for record in records_of(gates).values()], dim=1)
         zeta = self._zeta.now(runner)
+        records = records_of(gates)
         if zeta == 0:
-            return probs.new_zeros(())
+            return next(iter(records.values())).probs.new_zeros(())
+        once = [r.probs for name, r in records.items() if gates[name].once_per_picture]
+        others = [r.probs for name, r in records.items() if not gates[name].once_per_picture]
+        parts = [self._shaped(torch.cat(once, dim=1))] if once else []
+        # Levels and regions are many, and their number may change from batch to batch.
+        parts += [batch_shaping(probs, self.a, self.b) for probs in others]
+        return zeta * torch.stack(parts).sum()
+
+    def _shaped(self, probs: Tensor) -> Tensor:
+        """The loss of gates that decide once for each picture, beside each other."""
         ranks = _gather_rows(probs.detach()) if self.gather == 'ranks' else [probs.detach()]
         current = torch.cat(ranks)
         if self._history and self._history[-1].size(1) != current.size(1):
@@ -107,7 +116,7 @@ class BatchShapingHook(GateLossHook):
         before = sum(len(rows) for rows in ranks[: get_rank()]) if len(ranks) > 1 else 0
         self._current.append(current)
         start = len(joint) - len(current) + before
-        return zeta * batch_shaping(probs, self.a, self.b, joint, start)
+        return batch_shaping(probs, self.a, self.b, joint, start)
 
     def after_train_iter(
         self,

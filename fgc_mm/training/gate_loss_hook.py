@@ -100,10 +100,10 @@ class GateLossHook(Hook):
         The first of these hooks speaks for all, as their gates are the same.
         """
         for name, gate in self._gates.items() if self._logs else ():
-            if gate.record is not None:
-                yield f'the logits of {name}', gate.record.logits
-                if gate.record.feature is not None:
-                    yield f'the features of {name}', gate.record.feature
+            for record in gate.pass_records:
+                yield f'the logits of {name}', record.logits
+                if record.feature is not None:
+                    yield f'the features of {name}', record.feature
 
     def discard(self) -> None:
         """Forget the batch whose loss was computed last, because its step is not taken.

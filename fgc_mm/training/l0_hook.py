@@ -73,7 +73,7 @@ def l0(probs: dict[str, Tensor], costs: Optional[dict[str, float]] = None) -> Te
     """Weighted mean of the probabilities of being open.
 
     Args:
-        probs (dict[str, Tensor]): Gate -> B x C probabilities.
+        probs (dict[str, Tensor]): Gate -> decisions x C probabilities.
         costs (dict[str, float], optional): Gate -> weight of each of its
             channels. Defaults to None, all alike.
 
@@ -81,6 +81,9 @@ def l0(probs: dict[str, Tensor], costs: Optional[dict[str, float]] = None) -> Te
         Tensor: A scalar, 1 if every channel is open for sure.
     """
     weights = [1.0 if costs is None else costs[name] for name in probs]
-    total = sum(w * p.numel() for w, p in zip(weights, probs.values(), strict=True))
-    weighted = [w / total * p.sum() for w, p in zip(weights, probs.values(), strict=True)]
+    total = sum(w * p.size(1) for w, p in zip(weights, probs.values(), strict=True))
+    # Levels and regions are no more than pictures: gates count by their channels.
+    weighted = [
+        w / total * p.mean(dim=0).sum() for w, p in zip(weights, probs.values(), strict=True)
+    ]
     return torch.stack(weighted).sum()

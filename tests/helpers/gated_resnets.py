@@ -24,6 +24,12 @@ def gated_resnet(depth=18, scope='mmdet', **kwargs):
     )
 
 
+def train(model, mode=True):
+    """The model in a mode; upstream's own ``train`` returns nothing."""
+    model.train(mode)
+    return model
+
+
 def make(depth=50, seed=0, **kwargs):
     torch.manual_seed(seed)
     model = gated_resnet(depth, **{'base_channels': 8, 'gate': LAYER_NORM, **kwargs})

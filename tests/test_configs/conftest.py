@@ -13,6 +13,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from command_line import run_tool  # noqa: F401
 from forget import forget_runs
 from mmengine.config import Config
 from mmengine.config import utils as config_utils

@@ -5,8 +5,6 @@ Small pictures and a whole training of 30 steps, so that the budget is met withi
 """
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,12 +19,11 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def tool(project):
+def tool(run_tool):
     def run(name, *args):
-        command = [sys.executable, f'tools/{name}.py', *map(str, args)]
-        done = subprocess.run(command, cwd=project, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-        return done.stdout + done.stderr
+        code, out, err = run_tool(name, *args)
+        assert code == 0, out[-3000:] + err[-3000:]
+        return out + err
 
     return run
 

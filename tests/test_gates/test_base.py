@@ -8,7 +8,6 @@ import weakref
 
 import pytest
 import torch
-import torch.nn.functional as F
 from mmengine.registry import MODELS
 
 from fgc_mm.gates import Gate, GateRecord
@@ -60,29 +59,6 @@ def test_evaluation_is_deterministic_and_each_image_alone(gate):
         assert torch.allclose(gate(x[i : i + 1]), mask[i : i + 1], atol=1e-6)
 
 
-def test_activate_activates_multiplies_and_pools(gate):
-    gate.train()
-    multiplier = gate(torch.rand(3, 6))
-    feature = torch.randn(3, 10, 4, 5, requires_grad=True)
-    out, pooled = gate.activate(feature, multiplier, F.relu)
-    expected = feature.detach().clamp(min=0)
-    assert torch.equal(out.detach(), expected * multiplier.detach()[:, :, None, None])
-    assert torch.allclose(pooled, expected.sum(dim=(2, 3)) / 20, atol=1e-6)
-    assert not pooled.requires_grad
-    assert (out.detach()[gate.record.mask == 0] == 0).all()
-
-
-def test_gradient_at_the_multiplier_is_the_feature(gate):
-    """d loss / d mask = sum over positions of gradient x ungated feature, for
-    closed channels too: that is how a closed one can open again."""
-    gate.train()
-    multiplier = gate(torch.rand(3, 6))
-    multiplier.retain_grad()
-    feature, weight = torch.rand(3, 10, 4, 5), torch.randn(3, 10, 4, 5)
-    (gate.activate(feature, multiplier, F.relu)[0] * weight).sum().backward()
-    assert torch.allclose(multiplier.grad, (weight * feature).sum(dim=(2, 3)), atol=1e-5)
-
-
 def test_decides_in_single_precision_under_autocast(gate):
     """Half precision reaches the gate's input at most."""
     gate.eval()
@@ -90,19 +66,8 @@ def test_decides_in_single_precision_under_autocast(gate):
     expected = gate(x)
     with torch.autocast('cpu', torch.bfloat16):
         assert torch.equal(gate(x), expected)
-        out, pooled = gate.activate(torch.rand(4, 10, 3, 3).bfloat16(), expected, F.relu)
         assert gate(x.bfloat16()).dtype == torch.float32
     assert gate.record.logits.dtype == torch.float32
-    assert out.dtype == torch.bfloat16 and pooled.dtype == torch.float32
-
-
-@pytest.mark.parametrize('dtype', [torch.float64, torch.bfloat16])
-def test_follows_the_model_to_another_precision(gate, dtype):
-    gate.to(dtype).eval()
-    out, _ = gate.activate(
-        torch.rand(2, 10, 3, 3, dtype=dtype), gate(torch.rand(2, 6, 3, 3, dtype=dtype)), F.relu
-    )
-    assert out.dtype == dtype
 
 
 def test_record_drops_its_graph_with_the_gradient(gate):
@@ -140,8 +105,6 @@ def test_copies_and_pickles_start_without_a_record(gate):
 def test_errors_name_the_widths(gate):
     with pytest.raises(ValueError, match=r'\(2, 7, 3, 3\) does not fit in_channels=6|\(2, 7\)'):
         gate(torch.rand(2, 7, 3, 3))
-    with pytest.raises(ValueError, match='channels=10 does not fit the gated feature, which has 9'):
-        gate.modulate(torch.rand(2, 9, 3, 3), gate(torch.rand(2, 6)))
 
 
 def test_a_new_gate_needs_only_decide():

@@ -4,16 +4,19 @@
 import pytest
 import torch
 import torch.nn as nn
+from gated_resnets import gated_resnet
 from left_hooks import hooks_on
+from mmengine.registry import MODELS
 
 from fgc_mm.gates import find_gates, force_gates
 from fgc_mm.macs import BackboneShare, count_macs
-from fgc_mm.nets import GatedMobileNetV2, GatedResNet
 
 BACKBONES = {
-    'basic': lambda: GatedResNet(18, base_channels=8, stem_channels=8),
-    'bottleneck': lambda: GatedResNet(50, base_channels=8, stem_channels=8),
-    'depthwise': lambda: GatedMobileNetV2(widen_factor=0.25, out_indices=(3,)),
+    'basic': lambda: gated_resnet(18, base_channels=8, stem_channels=8),
+    'bottleneck': lambda: gated_resnet(50, base_channels=8, stem_channels=8),
+    'depthwise': lambda: MODELS.build(
+        dict(type='mmpretrain.GatedMobileNetV2', widen_factor=0.25, out_indices=(3,))
+    ),
 }
 
 
@@ -56,7 +59,7 @@ def test_it_counts_as_evaluation_does(model):
 
 def test_what_it_cannot_do_is_said():
     model = nn.Sequential()
-    model.add_module('backbone', GatedResNet(18, base_channels=8))
+    model.add_module('backbone', gated_resnet(18, base_channels=8))
     with pytest.raises(ValueError, match="backbone='body' is no part of Sequential"):
         BackboneShare(model, 'body')
     with pytest.raises(RuntimeError, match='the backbone has not run'):

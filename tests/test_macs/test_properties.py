@@ -134,7 +134,7 @@ def test_a_network_under_any_masks(draw, batch, size):
                 continue
             macs = share._macs[name]
             block, _, conv = name.rpartition('.')
-            mask = chosen.get(f'{block}.gate1')
+            mask = chosen.get(f'gates.{block.replace(".", "-")}-conv1')
             gated = mask is not None and conv in ('conv1', 'conv2')
             dense += macs
             executed += macs * (float(mask[number].mean()) if gated else 1.0)

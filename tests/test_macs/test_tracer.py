@@ -7,21 +7,21 @@ import pickle
 import pytest
 import torch
 import torch.nn as nn
+from gated_resnets import gated_resnet
 from left_hooks import hooks_on
 from mmengine.analysis import FlopAnalyzer
 from mmengine.registry import MODELS
 
-import fgc_mm  # noqa: F401
-from fgc_mm.gates import BinConcreteGate, FBSGate, GateSite, find_gates, force_gates
-from fgc_mm.macs import BackboneShare, ImageMACs, MACsTracer, block_sites, count_macs
-from fgc_mm.nets import GatedResNet
+import fgc_mm
+from fgc_mm.gates import BinConcreteGate, find_gates, force_gates
+from fgc_mm.macs import BackboneShare, ImageMACs, MACsTracer, count_macs
 
 # One per family and per kind of block, small.
 FAMILIES = {
-    'r18': dict(type='GatedResNet', depth=18, base_channels=8, stem_channels=8),
-    'r50': dict(type='GatedResNet', depth=50, base_channels=8, stem_channels=8),
+    'r18': dict(type='mmdet.GatedResNet', depth=18, base_channels=8, stem_channels=8),
+    'r50': dict(type='mmdet.GatedResNet', depth=50, base_channels=8, stem_channels=8),
     'r50-dilated-v1d': dict(
-        type='GatedResNet',
+        type='mmdet.GatedResNet',
         depth=50,
         base_channels=8,
         stem_channels=8,
@@ -32,27 +32,28 @@ FAMILIES = {
     ),
     'cifar20': dict(type='GatedResNetCifar', depth=20),
     'wrn': dict(type='GatedWideResNet', depth=10, widen_factor=2),
-    'mobilenet': dict(type='GatedMobileNetV2', widen_factor=0.25),
+    'mobilenet': dict(type='mmpretrain.GatedMobileNetV2', widen_factor=0.25),
 }
 
 
 class Pair(nn.Module):
     """A 3x3 pair with a gate between, and a shortcut convolution."""
 
-    def __init__(self, gate=None):
+    def __init__(self):
         super().__init__()
         self.conv1 = nn.Conv2d(4, 6, 3, padding=1, stride=2)
         self.conv2 = nn.Conv2d(6, 8, 3, padding=1)
         self.shortcut = nn.Conv2d(4, 8, 1, stride=2)
-        self.gate1 = gate or BinConcreteGate(4, 6, hidden=2, norm_cfg=None)
-
-    def gate_sites(self):
-        return [GateSite('gate1', ('conv1',), ('conv2',), 'conv1')]
 
     def forward(self, x):
-        mask = self.gate1(x)
-        out = torch.relu(self.conv1(x)) * mask[:, :, None, None]
-        return self.conv2(out) + self.shortcut(x)
+        return self.conv2(torch.relu(self.conv1(x))) + self.shortcut(x)
+
+
+GATE = dict(type='BinConcreteGate', hidden=2, norm_cfg=None)
+
+
+def gated_pair(gate=GATE):
+    return fgc_mm.gate(Pair(), torch.rand(2, 4, 8, 8), gate, sites='conv1').eval()
 
 
 class Detector(nn.Module):
@@ -61,6 +62,7 @@ class Detector(nn.Module):
     def __init__(self):
         super().__init__()
         self.backbone = nn.Sequential(nn.Conv2d(3, 4, 1), Pair())
+        fgc_mm.gate(self.backbone, torch.rand(2, 3, 8, 8), GATE, sites='1.conv1')
         self.up = nn.ConvTranspose2d(8, 5, 2, stride=2)
         self.fc = nn.Linear(8, 3)
 
@@ -75,9 +77,9 @@ def masks(*rows):
 
 
 def test_a_gated_pair_by_hand():
-    pair = Pair().eval()
+    pair = gated_pair()
     open4, open1 = [1, 1, 1, 1, 0, 0], [0, 0, 0, 0, 1, 0]
-    with force_gates(pair, {'gate1': masks(open4, open1)}):
+    with force_gates(pair, {'gates.conv1': masks(open4, open1)}):
         images = count_macs(pair, torch.rand(2, 4, 10, 12))
     # Output 5 x 6 = 30 positions: conv1 30*9*4*6, conv2 30*9*6*8, shortcut 30*4*8;
     # the gate's own: 4*2 + 2*6.
@@ -89,8 +91,8 @@ def test_a_gated_pair_by_hand():
         assert image.pruning_ratio == pytest.approx(
             1 - image.backbone_executed / image.backbone_dense
         )
-    assert images[0].masks()['gate1'].tolist() == [open4]
-    assert images[1].masks()['gate1'].tolist() == [open1]
+    assert images[0].masks()['gates.conv1'].tolist() == [open4]
+    assert images[1].masks()['gates.conv1'].tolist() == [open1]
 
 
 def test_backbone_and_whole_model_by_hand():
@@ -115,7 +117,8 @@ def test_without_gates_nothing_is_saved():
 
 @pytest.mark.parametrize('family', FAMILIES)
 def test_all_open_agrees_with_mmengine(family):
-    backbone = MODELS.build(FAMILIES[family]).eval()
+    backbone = MODELS.build(FAMILIES[family])
+    backbone.eval()
     x = torch.rand(2, 3, 32, 48)
     with force_gates(backbone, 1.0), torch.no_grad():
         image = count_macs(backbone, x)[0]
@@ -138,7 +141,8 @@ def test_all_open_agrees_with_mmengine(family):
 def test_random_masks_agree_with_a_slimmed_network(family):
     """Physically cut every gated convolution and let mmengine count it."""
     torch.manual_seed(0)
-    backbone = MODELS.build(FAMILIES[family]).eval()
+    backbone = MODELS.build(FAMILIES[family])
+    backbone.eval()
     x = torch.rand(1, 3, 32, 32)
     masks = {
         name: (torch.rand(gate.channels) > 0.5).float()
@@ -151,13 +155,12 @@ def test_random_masks_agree_with_a_slimmed_network(family):
         image = count_macs(backbone, x)[0]
 
     widths = {}
-    for block, sites in block_sites(backbone).items():
-        for site in sites:
-            width = int(masks[f'{block}.{site.gate}'].sum())
-            for conv in site.produces:
-                widths.setdefault(f'{block}.{conv}', {})['out'] = width
-            for conv in site.consumes:
-                widths.setdefault(f'{block}.{conv}', {})['in'] = width
+    for name, site in backbone.gates.sites.items():
+        width = int(masks[f'gates.{backbone.gates.name_of(name)}'].sum())
+        for end in (*site.producers, *site.through):
+            widths.setdefault(end.module, {})['out'] = width
+        for end in site.consumers:
+            widths.setdefault(end.module, {})['in'] = width
     executed = sum(
         layer.in_features * layer.out_features
         for gate in find_gates(backbone).values()
@@ -197,7 +200,8 @@ def test_random_masks_agree_with_a_slimmed_network(family):
 
 def test_images_of_a_batch_count_as_they_do_alone():
     torch.manual_seed(0)
-    backbone = GatedResNet(18, base_channels=8, stem_channels=8).eval()
+    backbone = gated_resnet(18, base_channels=8, stem_channels=8)
+    backbone.eval()
     for gate in find_gates(backbone).values():  # half open, depending on the image
         nn.init.normal_(gate.fc2.weight, std=3)
         nn.init.zeros_(gate.fc2.bias)
@@ -214,7 +218,7 @@ def test_several_passes_add_up():
     tracer = MACsTracer(model, 'backbone')
     tracer.attach()
     small, large = torch.rand(2, 3, 4, 4), torch.rand(2, 3, 8, 8)
-    with force_gates(model, {'backbone.1.gate1': masks([1, 0, 0, 0, 0, 0], [1] * 6)}):
+    with force_gates(model, {'backbone.gates.1-conv1': masks([1, 0, 0, 0, 0, 0], [1] * 6)}):
         model.backbone(small)
         model.backbone(large)
         both = tracer.take(2)
@@ -225,20 +229,22 @@ def test_several_passes_add_up():
     assert [image.backbone_executed for image in both] == pytest.approx(
         [(a + b).backbone_executed for a, b in zip(one, other, strict=True)]
     )
-    assert both[0].masks()['backbone.1.gate1'].tolist() == [[1, 0, 0, 0, 0, 0]] * 2
-    assert (one[0] + other[0]).masks()['backbone.1.gate1'].tolist() == [[1, 0, 0, 0, 0, 0]] * 2
+    assert both[0].masks()['backbone.gates.1-conv1'].tolist() == [[1, 0, 0, 0, 0, 0]] * 2
+    assert (one[0] + other[0]).masks()['backbone.gates.1-conv1'].tolist() == [
+        [1, 0, 0, 0, 0, 0]
+    ] * 2
     assert tracer.take(2)[0].model_dense == 0
 
 
 def test_windows_in_one_batch_belong_to_their_image():
-    pair = Pair().eval()
+    pair = gated_pair()
     tracer = MACsTracer(pair)
     tracer.attach()
     rows = masks([1, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0], [1] * 6, [1] * 6)
-    with force_gates(pair, {'gate1': rows}):
+    with force_gates(pair, {'gates.conv1': rows}):
         pair(torch.rand(4, 4, 8, 8))
         first, second = tracer.take(2)
-        assert first.masks()['gate1'].sum() == 3 and second.masks()['gate1'].sum() == 12
+        assert first.masks()['gates.conv1'].sum() == 3 and second.masks()['gates.conv1'].sum() == 12
         assert first.backbone_dense == second.backbone_dense
         assert first.backbone_executed < second.backbone_executed
         pair(torch.rand(4, 4, 8, 8))
@@ -247,7 +253,7 @@ def test_windows_in_one_batch_belong_to_their_image():
 
 
 def test_counting_a_model_twice_and_detaching():
-    pair = Pair().eval()
+    pair = gated_pair()
     tracer = MACsTracer(pair)
     tracer.attach()
     tracer.attach()
@@ -263,7 +269,7 @@ def test_counting_a_model_twice_and_detaching():
 
 
 def test_copies_of_a_watched_model_do_not_count():
-    pair = Pair().eval()
+    pair = gated_pair()
     x = torch.rand(1, 4, 8, 8)
     expected = count_macs(pair, x)[0].backbone_dense
     tracer = MACsTracer(pair)
@@ -274,24 +280,24 @@ def test_copies_of_a_watched_model_do_not_count():
 
 
 def test_another_gate_kind_counts_its_own_layers():
-    pair = Pair(FBSGate(4, 6, density=0.5)).eval()
+    pair = gated_pair(dict(type='FBSGate', density=0.5))
     image = count_macs(pair, torch.rand(1, 4, 10, 12))[0]
     assert image.backbone_executed == pytest.approx((6_480 + 12_960) / 2 + 960 + 4 * 6)
 
 
 def test_costs_of_a_channel():
-    pair = Pair()
+    pair = gated_pair()
     costs = BackboneShare(pair, '')
-    assert costs.per_channel() == {'gate1': 0}  # it has not run
+    assert costs.per_channel() == {'gates.conv1': 0}  # it has not run
     costs.attach()
     pair(torch.rand(3, 4, 10, 12))
-    assert costs.per_channel() == {'gate1': (6_480 + 12_960) / 6}
+    assert costs.per_channel() == {'gates.conv1': (6_480 + 12_960) / 6}
     # Closing one channel really saves that.
     pair.eval()
     x = torch.rand(1, 4, 10, 12)
-    with force_gates(pair, {'gate1': masks([1] * 6)}):
+    with force_gates(pair, {'gates.conv1': masks([1] * 6)}):
         full = count_macs(pair, x)[0].backbone_executed
-    with force_gates(pair, {'gate1': masks([1] * 5 + [0])}):
+    with force_gates(pair, {'gates.conv1': masks([1] * 5 + [0])}):
         less = count_macs(pair, x)[0].backbone_executed
     assert full - less == pytest.approx((6_480 + 12_960) / 6)
     costs.detach()
@@ -303,33 +309,15 @@ def test_bad_models_are_named():
     with pytest.raises(ValueError, match=r"backbone='bakcbone' .*'backbone', 'up', 'fc'"):
         MACsTracer(model, 'bakcbone')
 
-    class Silent(Pair):
-        def gate_sites(self):
-            return []
+    network = nn.Sequential(nn.Conv2d(3, 4, 1))
+    network.gate = BinConcreteGate(3, 4)
+    with pytest.raises(ValueError, match="gate 'gate' of Sequential is on no site"):
+        MACsTracer(network)
 
-    with pytest.raises(ValueError, match=r"gate '0.gate1' .* gate_sites"):
-        MACsTracer(nn.Sequential(Silent()))
-
-    class Typo(Pair):
-        def gate_sites(self):
-            return [GateSite('gate1', ('conv_1',), ('conv2',), 'conv1')]
-
-    with pytest.raises(ValueError, match="'conv_1', which is missing"):
-        MACsTracer(Typo())
-
-    class Twice(Pair):
-        def gate_sites(self):
-            return [GateSite('gate1', ('conv1',), ('conv2',), 'conv1')] * 2
-
-    with pytest.raises(ValueError, match='both claim the same side'):
-        MACsTracer(Twice())
-
-    class Skips(Pair):
-        def forward(self, x):
-            return self.conv2(self.conv1(x))
-
-    with pytest.raises(RuntimeError, match="gate 'gate1' left no record"):
-        count_macs(Skips().eval(), torch.rand(1, 4, 8, 8))
+    pair = gated_pair()
+    pair.conv1._forward_pre_hooks.clear()
+    with pytest.raises(RuntimeError, match=r"gate 'gates.conv1' left no record"):
+        count_macs(pair, torch.rand(1, 4, 8, 8))
 
     with pytest.raises(ValueError, match='same model'):
         ImageMACs(1, 1, 1, 1) + ImageMACs(1, 1, 1, 1, (('gate', 2),))

@@ -148,16 +148,19 @@ class Budget:
         """
         records = records_of(self.gates)
         like = next(iter(records.values())).logits
+        idle = self.prices.images
         with torch.autocast(like.device.type, enabled=False):
             # A gate behind the last output did not run, and costs nothing.
-            logits = [
-                records[name].logits if name in records else like.new_zeros(len(like), g.channels)
-                for name, g in self.gates.items()
+            calls = [
+                [record.logits for record in gate.pass_records]
+                if name in records
+                else [like.new_zeros(idle, gate.channels)]
+                for name, gate in self.gates.items()
             ]
             if self._trains():
                 self._ran = set(records)
-                logits = self.pull.watch(self.prices, logits, self._fixed)
-            return self._loss(logits)
+                return self._loss(self.pull.watch(self.prices, calls, self._fixed))
+            return self._loss([torch.cat(logits) for logits in calls])
 
     def step(self) -> bool:
         """Move the gates. Call it after each step of the optimizer.
@@ -229,7 +232,7 @@ class Budget:
         batch = BatchReader(prices, [a.detach() for a in logits], self._fixed, self.floor, speeds)
         if self._trains():
             if not self._checked:
-                self._check_target(batch.openness.mean(dim=0))
+                self._check_target(batch.openness)
                 self._checked = True
             goal = controller.goal(self.iteration)
             goal = float(batch.expected.mean()) if goal is None else goal
@@ -237,19 +240,20 @@ class Budget:
             self._report = batch.report(shift, self.cap, state.correction)
             self._speeds = speeds
 
-        probs = torch.stack([a.sigmoid().mean(dim=1) for a in logits], dim=1)
+        probs = [a.sigmoid().mean(dim=1) for a in logits]
         # A gate at its floor is not pressed any further.
-        floored = controller.at_floor() or [False] * len(logits)
-        held = probs.new_tensor(floored, dtype=torch.bool)
-        pressed = torch.where(held, probs.detach(), probs)
+        held = controller.at_floor() or [False] * len(logits)
+        pressed = [p.detach() if stays else p for p, stays in zip(probs, held, strict=True)]
         loss = state.weight * prices.of(pressed)
         if self.cap is not None:
             # Hard decisions say who is above the cap. Probabilities lead down, and logits
             # where those are so sure that they have no slope.
-            slopes = torch.stack([(a - a.detach()).mean(dim=1) for a in logits], dim=1)
-            slopes = slopes.masked_fill(held, 0)
+            steeper = [
+                p if stays else p + _SLOPE * (a - a.detach()).mean(dim=1)
+                for p, a, stays in zip(pressed, logits, held, strict=True)
+            ]
             above = batch.hard + state.correction > self.cap
-            loss = loss + state.cap_weight * above * prices.of(pressed + _SLOPE * slopes)
+            loss = loss + state.cap_weight * above * prices.of(steeper)
         return loss.mean()
 
     def _check_target(self, opened: Tensor) -> None:
@@ -279,6 +283,8 @@ class Budget:
         records = {gate: gate.record for gate in self.gates.values()}
         tracer.reset()
         tracer.attach()
+        if kwargs.get('mode') == 'loss':  # a whole model, which would draw regions for training
+            kwargs = {**kwargs, 'mode': 'tensor'}
         try:
             with in_evaluation(part):
                 part(*args, **kwargs)

@@ -37,7 +37,7 @@ class BudgetHook(GateLossHook):
     Args:
         target, save, begin, reach, floor, cap, max_weight, check_interval, pull: See
             :class:`Budget`.
-        backbone (str): Name of the model's part that the share is about.
+        backbone (str): Name of the model's part that the share is about, '' for all of it.
             Defaults to 'backbone'.
         log_interval (int): Iterations between two logs of every gate's
             openness. Defaults to 50.
@@ -69,11 +69,6 @@ class BudgetHook(GateLossHook):
         )  # fmt: skip
         with in_context('BudgetHook'):
             self.target = check_options(**self.options)  # type: ignore[arg-type]
-        if not backbone:
-            raise UsageError(
-                f"BudgetHook: backbone={backbone!r} must name the model's part that the share is "
-                "about, such as 'backbone'"
-            )
         self.reach = reach
         self.backbone = backbone
         self.budget: Optional[Budget] = None
@@ -159,8 +154,9 @@ class BudgetHook(GateLossHook):
         share, where = self.budget.share, 'over the last batches'
         if self._validated is not None and self._validated[0] == runner.iter:
             share, where = self._validated[1], 'in the last validation'
+        of = f'the {self.backbone or "model"}'
         text = (
-            f"BudgetHook: the network executes {share:.3f} of the backbone's MACs {where}, target "
+            f"BudgetHook: the network executes {share:.3f} of {of}'s MACs {where}, target "
             f'{self.target:g}'
         )
         missed = abs(share - self.target) > _MISSED

@@ -73,8 +73,9 @@ class BatchReader:
 
     Args:
         share (BackboneShare): Of the pass the logits are from.
-        logits (list[Tensor]): B x C for each gate, in the order of
-            ``share.gates``, without a graph.
+        logits (list[Tensor]): Decisions x C for each gate, in the order of
+            ``share.gates``, without a graph: one decision for each image, or several for levels
+            and regions.
         fixed (list[bool]): Gates that a shift does not move.
         floor (float): Least openness of each gate. Defaults to 0.0.
         speeds (list[Tensor], optional): C for each gate, how far a shift by 1
@@ -90,26 +91,44 @@ class BatchReader:
         speeds: Optional[list[Tensor]] = None,
     ) -> None:
         self.share = share
-        self.logits = torch.cat(logits, dim=1)
-        channels = torch.tensor([a.size(1) for a in logits])
-        owner = torch.arange(len(logits)).repeat_interleave(channels)
-        mean = torch.zeros(len(owner), len(logits))
-        mean[torch.arange(len(owner)), owner] = 1 / channels[owner]
-        self._mean = mean.to(self.logits)
-        self._moves = 1 - torch.tensor(fixed).to(self.logits)[owner]
-        self._speeds = torch.ones_like(self._moves) if speeds is None else torch.cat(speeds)
         cuts = [logit_of(getattr(gate, 'threshold', 0.5)) for gate in share.gates.values()]
-        self._cuts = self.logits.new_tensor(cuts)[owner]
-        self.room = self.logits.new_full((len(logits),), 2 * FARTHEST)
+        room = torch.full((len(logits),), 2 * FARTHEST).to(logits[0])
         if floor:
             tops = [a.float().flatten().quantile(1 - floor) for a in logits]
-            self.room = torch.stack(tops) - self.room.new_tensor(cuts)
-        self._least = -self.room[owner]
-        self.openness = self._hard(self.logits)
-        self.hard = share.of(self.openness)
-        probs = self.logits.sigmoid()
-        self.expected = share.of(probs @ self._mean)
-        self.doubt = (4 * probs * (1 - probs)).mean()
+            room = torch.stack(tops) - room.new_tensor(cuts)
+        self.room = room
+        # Gates with as many decisions are read together.
+        members: dict[int, list[int]] = {}
+        for number, rows in enumerate(logits):
+            members.setdefault(len(rows), []).append(number)
+        self._groups = [
+            _Group.of(
+                [logits[n] for n in numbers],
+                numbers,
+                [cuts[n] for n in numbers],
+                [fixed[n] for n in numbers],
+                room[numbers],
+                None if speeds is None else [speeds[n] for n in numbers],
+            )
+            for numbers in members.values()
+        ]
+        hard = self._by_gate([group.hard(group.logits) for group in self._groups])
+        self.openness = torch.stack([rows.mean() for rows in hard])
+        self.hard = share.of(hard)
+        probs = [group.logits.sigmoid() for group in self._groups]
+        self.expected = share.of(self._soft(probs))
+        values = torch.cat([p.flatten() for p in probs])
+        self.doubt = (4 * values * (1 - values)).mean()
+
+    def _by_gate(self, openness: Sequence[Tensor]) -> list[Tensor]:
+        """Openness of groups as one row of numbers for each gate."""
+        found: dict[int, Tensor] = {}
+        for group, columns in zip(self._groups, openness, strict=True):
+            found.update(zip(group.numbers, columns.unbind(dim=1), strict=True))
+        return [found[number] for number in range(len(found))]
+
+    def _soft(self, probs: Sequence[Tensor]) -> list[Tensor]:
+        return self._by_gate([p @ g.mean for p, g in zip(probs, self._groups, strict=True)])
 
     def solve(self, goal: float, trust: float, offset: float) -> Tensor:
         """The shift that brings this batch to the goal, by halving.
@@ -122,14 +141,15 @@ class BatchReader:
         Returns:
             Tensor: A scalar; nothing leaves the device.
         """
-        low = self.logits.new_tensor(-FARTHEST)
-        high = self.logits.new_tensor(FARTHEST)
+        low = self.room.new_tensor(-FARTHEST)
+        high = self.room.new_tensor(FARTHEST)
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
-            moved = self.logits + torch.maximum(middle * self._speeds, self._least) * self._moves
-            found = trust * (self.share.of(self._hard(moved)).mean() + offset)
+            moved = [group.moved(middle) for group in self._groups]
+            hard = [group.hard(x) for group, x in zip(self._groups, moved, strict=True)]
+            found = trust * (self.share.of(self._by_gate(hard)).mean() + offset)
             if trust < 1:
-                soft = self.share.of(moved.sigmoid() @ self._mean).mean()
+                soft = self.share.of(self._soft([x.sigmoid() for x in moved])).mean()
                 found = found + (1 - trust) * soft
             above = found > goal
             low, high = torch.where(above, low, middle), torch.where(above, middle, high)
@@ -142,13 +162,75 @@ class BatchReader:
         if cap is not None:
             over = (self.hard + offset - cap).clamp(min=0)
         figures = [self.expected.mean(), self.hard.mean(), shift, self.doubt, over.mean()]
-        row = torch.cat([torch.stack(figures), self.openness.mean(dim=0), self.room])
-        row = len(self.logits) * torch.cat([torch.ones_like(row[:1]), row])
-        beyond = self.logits - self._cuts
-        return torch.cat([row, -beyond.amin(dim=0), beyond.amax(dim=0)])
+        row = torch.cat([torch.stack(figures), self.openness, self.room])
+        row = len(self.hard) * torch.cat([torch.ones_like(row[:1]), row])
+        lowest: dict[int, Tensor] = {}
+        highest: dict[int, Tensor] = {}
+        for group in self._groups:
+            beyond = group.logits - group.cuts
+            for found, ends in ((lowest, -beyond.amin(dim=0)), (highest, beyond.amax(dim=0))):
+                found.update(zip(group.numbers, ends.split(group.channels), strict=True))
+        order = range(len(lowest))
+        return torch.cat([row, *(lowest[n] for n in order), *(highest[n] for n in order)])
 
-    def _hard(self, logits: Tensor) -> Tensor:
-        return (logits > self._cuts).to(logits) @ self._mean
+
+@dataclass
+class _Group:
+    """Gates with the same number of decisions, their channels beside each other.
+
+    Attributes:
+        numbers (list[int]): Which gates.
+        channels (list[int]): Channels of each.
+        logits (Tensor): Decisions x channels.
+        mean (Tensor): Channels x gates, from channels to the openness of the gates.
+        cuts, moves, speeds, least (Tensor): For each channel the logit of the threshold, 0 if a
+            shift does not move it, how far one by 1 does, and how far down it may at most.
+    """
+
+    numbers: list[int]
+    channels: list[int]
+    logits: Tensor
+    mean: Tensor
+    cuts: Tensor
+    moves: Tensor
+    speeds: Tensor
+    least: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        logits: list[Tensor],
+        numbers: list[int],
+        cuts: list[float],
+        fixed: list[bool],
+        room: Tensor,
+        speeds: Optional[list[Tensor]],
+    ) -> _Group:
+        """Put gates together; one entry of each list for each of them."""
+        together = torch.cat(logits, dim=1)
+        channels = torch.tensor([a.size(1) for a in logits])
+        owner = torch.arange(len(logits)).repeat_interleave(channels)
+        mean = torch.zeros(len(owner), len(logits))
+        mean[torch.arange(len(owner)), owner] = 1 / channels[owner]
+        moves = 1 - torch.tensor(fixed).to(together)[owner]
+        return cls(
+            numbers,
+            channels.tolist(),
+            together,
+            mean.to(together),
+            together.new_tensor(cuts)[owner],
+            moves,
+            torch.ones_like(moves) if speeds is None else torch.cat(speeds),
+            -room[owner],
+        )
+
+    def hard(self, logits: Tensor) -> Tensor:
+        """Decisions x gates: the open part of the channels."""
+        return (logits > self.cuts).to(logits) @ self.mean
+
+    def moved(self, shift: Tensor) -> Tensor:
+        """The logits after a shift."""
+        return self.logits + torch.maximum(shift * self.speeds, self.least) * self.moves
 
 
 def join(report: Tensor, gates: int) -> Reading:

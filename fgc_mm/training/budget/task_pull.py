@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import torch
 from mmengine.dist import all_reduce
@@ -36,32 +37,41 @@ class TaskPull:
         self._sizes: list[int] = []
         self._images = 0
         self._gains: Optional[Tensor] = None
-        self._grads: dict[int, Tensor] = {}
-        self._own: dict[int, Tensor] = {}
+        # Of each gate and call.
+        self._grads: dict[tuple[int, int], Tensor] = {}
+        self._own: dict[tuple[int, int], Tensor] = {}
 
     def watch(
-        self, share: BackboneShare, logits: list[Tensor], fixed: Optional[list[bool]] = None
+        self,
+        share: BackboneShare,
+        logits: Sequence[Union[Tensor, Sequence[Tensor]]],
+        fixed: Optional[list[bool]] = None,
     ) -> list[Tensor]:
         """Wait for the gradients of a batch.
 
         Args:
             share (BackboneShare): Of the pass the logits are from.
-            logits (list[Tensor]): B x C of each gate, as the task has them.
+            logits (list): Decisions x C of each gate, as the task has them, or several of them of
+                a gate that is called several times.
             fixed (list[bool], optional): Gates that a shift does not move.
                 Defaults to None, none.
 
         Returns:
-            list[Tensor]: The same, for a loss whose gradients are not the task's.
+            list[Tensor]: The same, the calls of a gate below each other, for a loss whose
+            gradients are not the task's.
         """
         self.discard()
-        self._sizes, self._images = [a.size(1) for a in logits], len(logits[0])
-        self._gains = torch.cat(_gains(share, [a.detach().float() for a in logits]))
-        own = [a.view_as(a) for a in logits]
-        for number, (theirs, ours) in enumerate(zip(logits, own, strict=True)):
-            if theirs.requires_grad and not (fixed and fixed[number]):
-                theirs.register_hook(partial(self._grads.__setitem__, number))
-                ours.register_hook(partial(self._own.__setitem__, number))
-        return own
+        given = [[a] if isinstance(a, Tensor) else list(a) for a in logits]
+        own = [[a.view_as(a) for a in calls] for calls in given]
+        for number, calls in enumerate(zip(given, own, strict=True)):
+            for call, (theirs, ours) in enumerate(zip(*calls, strict=True)):
+                if theirs.requires_grad and not (fixed and fixed[number]):
+                    theirs.register_hook(partial(self._grads.__setitem__, (number, call)))
+                    ours.register_hook(partial(self._own.__setitem__, (number, call)))
+        joined = [calls[0] if len(calls) == 1 else torch.cat(calls) for calls in own]
+        self._sizes, self._images = [a.size(1) for a in joined], len(joined[0])
+        self._gains = torch.cat(_gains(share, [a.detach().float() for a in joined]))
+        return joined
 
     def discard(self) -> None:
         """Forget the last batch."""
@@ -75,10 +85,9 @@ class TaskPull:
         squares, reached = torch.zeros_like(self._gains), torch.zeros_like(self._gains)
         parts = zip(squares.split(self._sizes), reached.split(self._sizes), strict=True)
         for number, (part, seen) in enumerate(parts):
-            if number in self._grads:
-                grads = self._grads[number].float()
-                if number in self._own:
-                    grads = grads - self._own[number].float()
+            calls = [key for key in self._grads if key[0] == number]
+            if calls:
+                grads = torch.cat([self._of_task(key) for key in calls])
                 part.copy_(grads.square().mean(dim=0))
                 seen.fill_(1)
         found = torch.stack([squares, self._gains, reached, torch.ones_like(reached)])
@@ -97,6 +106,11 @@ class TaskPull:
         self._means[2] += known
         rates = (1 / self._means[2].clamp(min=1)).clamp(min=_RATE) * known
         self._means[:2] += torch.where(known, rates * (found[:2] - self._means[:2]), 0.0)
+
+    def _of_task(self, call: tuple[int, int]) -> Tensor:
+        """The task's part of the gradient on the logits of a call."""
+        grads = self._grads[call].float()
+        return grads - self._own[call].float() if call in self._own else grads
 
     def speeds(self) -> Optional[list[Tensor]]:
         """How far a shift by 1 moves the channels of each gate, the same on all ranks: 0 to 2,

@@ -6,28 +6,34 @@ from typing import Any, Literal, Optional, Union
 
 import pytest
 import torch
-from fgc_mm.nets.resnet import GatedResNetV1d
 from mmcv.transforms import Resize
 from mmdet.models import Shared2FCBBoxHead
+from mmengine.registry import MODELS
 
-from fgc_mm.nets import GatedResNet
+from fgc_mm.nets import ResNetCifar
 from fgc_mm.runtime.config.argument_types import argument_faults, describe, fits
 from fgc_mm.training import BudgetHook
+
+GATED = {name: MODELS.get(f'mmdet.{name}') for name in ('GatedResNet', 'GatedResNetV1d')}
 
 
 @pytest.mark.parametrize(
     ('cls', 'given', 'expected'),
     [
-        (GatedResNet, dict(depth=18, widths=dict(layer1=8), init_cfg=None), []),
+        (GATED['GatedResNet'], dict(depth=18, widths=dict(layer1=8), init_cfg=None), []),
         (
-            GatedResNet,
+            GATED['GatedResNet'],
             dict(frozen_stage=1),
             ["x.frozen_stage=1: GatedResNet has no argument 'frozen_stage'; did you mean"],
         ),
-        (GatedResNet, dict(depth='18'), ["x.depth='18' must be a whole number"]),
-        # Ours hand their keyword arguments on.
-        (GatedResNetV1d, dict(depth=50, widths=3), ['x.widths=3 must be a dict or None']),
-        (GatedResNetV1d, dict(tint=1), ["GatedResNetV1d has no argument 'tint'; it has depth"]),
+        (ResNetCifar, dict(depth='20'), ["x.depth='20' must be a whole number"]),
+        # What is built says itself what it takes, upstream's and ours.
+        (GATED['GatedResNetV1d'], dict(depth=50, widths=3), ['x.widths=3 must be a dict or None']),
+        (
+            GATED['GatedResNetV1d'],
+            dict(tint=1),
+            ["GatedResNetV1d has no argument 'tint'; it has gate, .*; .* type='Gated', backbone="],
+        ),
         (
             BudgetHook,
             dict(target='half', reach='x', cap='x', pull='x'),
@@ -42,7 +48,8 @@ from fgc_mm.training import BudgetHook
 def test_faults(cls, given, expected):
     found = argument_faults(cls, given, 'x')
     assert len(found) == len(expected)
-    assert all(words in fault for words, fault in zip(expected, found, strict=True)), found
+    for words, fault in zip(expected, found, strict=True):
+        assert all(word in fault for word in words.split('.*')), found
 
 
 @pytest.mark.parametrize(

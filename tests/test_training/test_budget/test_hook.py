@@ -272,7 +272,6 @@ def test_a_state_is_for_resuming_only(make_runner, tmp_path):
         (dict(target=0.5, check_interval=0), 'check_interval=0 must be'),
         (dict(target=0.5, max_weight=0), 'max_weight=0 must be positive'),
         (dict(target=0.5, pull=2), r'pull=2 must be within \[0, 1\]'),
-        (dict(target=0.5, backbone=''), "backbone='' must name the model's part"),
     ],
 )
 def test_options_out_of_range(options, message):
