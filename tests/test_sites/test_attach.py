@@ -283,8 +283,9 @@ import test_attach as case
 dist.init_process_group('gloo')
 rank = dist.get_rank()
 net = case.fixed_norms()
+parallel = DistributedDataParallel(net)
 torch.manual_seed(5)
-case.loss_of(DistributedDataParallel(net)(case.pictures()[rank : rank + 1])).backward()
+case.loss_of(parallel(case.pictures()[rank : rank + 1])).backward()
 torch.save({n: p.grad for n, p in net.named_parameters() if p.grad is not None},
            sys.argv[1].format(rank))
 """
