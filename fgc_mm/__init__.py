@@ -41,7 +41,9 @@ _PUBLIC = {
     'freeze': 'inference',
     'frozen_report': 'inference',
     'gate': 'sites',
+    'load': 'inference',
     'prune': 'pruning',
+    'save': 'inference',
     'set_threshold': 'gates',
     'slim': 'inference',
 }

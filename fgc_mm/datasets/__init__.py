@@ -8,8 +8,8 @@ from .instance_index import (
     INSTANCE_KEY,
     count_instances,
     install_instance_index,
-    refuse_mixing,
 )
+from .mixing import find_mixing, mixes, refuse_mixing
 from .path_checks import check_dataset_paths
 from .picture_checks import name_broken_pictures, picture_fault
 
@@ -25,7 +25,9 @@ __all__ = [
     'count_instances',
     'dataset_fault',
     'ensure_demo_data',
+    'find_mixing',
     'install_instance_index',
+    'mixes',
     'name_broken_pictures',
     'picture_fault',
     'refuse_mixing',

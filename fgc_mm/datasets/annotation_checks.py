@@ -13,7 +13,8 @@ from xml.etree import ElementTree
 from mmengine.fileio import list_from_file
 
 from ..errors import DataError
-from .instance_index import children_of, infos_of
+from .instance_index import infos_of
+from .mixing import children_of
 from .path_checks import dataset_class, format_of, leaf_configs, resolve_path
 
 _REMEDY = 'mend the file or take it out of the dataset'

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Optional
@@ -15,10 +14,10 @@ from torch.utils.data import DataLoader
 
 from ..errors import UsageError
 from ..tasks import class_fields
+from .mixing import children_of, refuse_mixing
 
 INSTANCE_KEY = 'instance_idx'
 
-_MIXES = re.compile(r'mosaic|mix_?up|cut_?mix|resize_?mix|copy_?paste', re.IGNORECASE)
 _OWN_INDEX = (
     f'or let its data samples carry a metainfo {INSTANCE_KEY!r} of your own and tell FGCHook '
     'num_instances'
@@ -42,7 +41,9 @@ class InstanceIndex:
     labels: Optional[np.ndarray] = None
 
 
-def install_instance_index(loader: DataLoader, loop: Any = None) -> InstanceIndex:
+def install_instance_index(
+    loader: DataLoader, loop: Any = None, mixes: bool = False
+) -> InstanceIndex:
     """Let every item of a training loader carry ``instance_idx`` in its metainfo.
 
     Indices run from 0 to N - 1 over all datasets below ``ConcatDataset``,
@@ -59,7 +60,8 @@ def install_instance_index(loader: DataLoader, loop: Any = None) -> InstanceInde
     Call it before the first item is loaded; it may be called again. Workers that
     have started already are started anew.
     """
-    refuse_mixing(loader.dataset)
+    if not mixes:
+        refuse_mixing(loader.dataset)
     if hasattr(loader.dataset, 'full_init'):
         loader.dataset.full_init()
     leaves = _leaves(loader.dataset)
@@ -74,6 +76,7 @@ def install_instance_index(loader: DataLoader, loop: Any = None) -> InstanceInde
     for leaf in leaves:
         leaf.prepare_data = _Stamping(leaf, instances[start : start + len(leaf)])
         start += len(leaf)
+    _stamp_behind_wrappers(loader.dataset)
     _restart_workers(loader, loop)
     known = labels[np.sort(first)]
     return InstanceIndex(
@@ -114,9 +117,7 @@ class _Stamping:
         data = type(self.dataset).prepare_data(self.dataset, idx)
         if data is None:  # the dataset will ask for another item
             return None
-        sample = data.get('data_samples') if isinstance(data, Mapping) else None
-        if sample is not None and hasattr(sample, 'set_metainfo'):
-            sample.set_metainfo({INSTANCE_KEY: self.instance(idx)})
+        _stamp(data, self.instance(idx))
         return data
 
     def instance(self, idx: Any) -> int:
@@ -127,6 +128,37 @@ class _Stamping:
             )
         idx = int(idx) + (self.length if idx < 0 else 0)
         return self.first + idx if self.table is None else int(self.table[idx])
+
+
+class _Packing:
+    """The last transform of a wrapper with a pipeline of its own, such as ``MultiImageMixDataset``:
+    what a leaf gave is packed there."""
+
+    def __init__(self, pack: Any) -> None:
+        self.pack = pack
+
+    def __call__(self, results: dict) -> Any:
+        instance = results.get(INSTANCE_KEY)
+        data = self.pack(results)
+        if instance is not None:
+            _stamp(data, instance)
+        return data
+
+
+def _stamp(data: Any, instance: int) -> None:
+    sample = data.get('data_samples') if isinstance(data, Mapping) else None
+    if sample is not None and hasattr(sample, 'set_metainfo'):
+        sample.set_metainfo({INSTANCE_KEY: instance})
+    elif sample is None and isinstance(data, dict):  # to be packed by a wrapper
+        data[INSTANCE_KEY] = instance
+
+
+def _stamp_behind_wrappers(dataset: Any) -> None:
+    pipeline: Any = getattr(dataset, '__dict__', {}).get('pipeline')
+    if isinstance(pipeline, list) and not hasattr(type(dataset), 'prepare_data'):
+        pipeline[-1:] = [p if isinstance(p, _Packing) else _Packing(p) for p in pipeline[-1:]]
+    for child in children_of(dataset):
+        _stamp_behind_wrappers(child)
 
 
 def _leaves(dataset: Any) -> list[Any]:
@@ -141,14 +173,6 @@ def _leaves(dataset: Any) -> list[Any]:
         )
     found = {id(leaf): leaf for child in children for leaf in _leaves(child)}
     return list(found.values())
-
-
-def children_of(dataset: Any) -> list[Any]:
-    """The datasets that a wrapper holds; none of one that is no wrapper."""
-    attributes = getattr(dataset, '__dict__', {})
-    if isinstance(attributes.get('datasets'), (list, tuple)):
-        return list(attributes['datasets'])
-    return [attributes[key] for key in ('dataset', '_dataset') if key in attributes]
 
 
 def _scan(leaves: list[Any]) -> tuple[np.ndarray, np.ndarray]:
@@ -200,60 +224,3 @@ def _restart_workers(loader: DataLoader, loop: Any) -> None:
             # The workers were sent the first batches already.
             sampler.indices = sampler._indices_of_rank()
         running._iterator = iter(loader)
-
-
-def refuse_mixing(dataset: Any, data_preprocessor: Any = None) -> None:
-    """Raise if an item of the dataset or a batch of the model is made of several pictures.
-
-    Such an item is no instance: there is no row of a bank it belongs to.
-    """
-    for where, name in _mixing(dataset, data_preprocessor):
-        raise UsageError(
-            f'{where} has {name}, which makes one picture of several; Feature-Gate Coupling needs '
-            'to know which picture an item shows: take it out of the config'
-        )
-
-
-def _mixing(dataset: Any, data_preprocessor: Any) -> Iterator[tuple[str, str]]:
-    augments: Any = getattr(data_preprocessor, 'batch_augments', None)
-    augments = getattr(augments, 'augments', augments)
-    for augment in augments if hasattr(augments, '__iter__') else [augments]:
-        if augment is not None and (hasattr(augment, 'mix') or _mixes(augment)):
-            yield 'data_preprocessor.batch_augments', type(augment).__name__
-    yield from _mixing_datasets(dataset)
-
-
-def _mixing_datasets(dataset: Any) -> Iterator[tuple[str, str]]:
-    name = type(dataset).__name__
-    attributes = getattr(dataset, '__dict__', {})
-    if 'pipeline' in attributes:
-        for transform in _transforms(attributes['pipeline'], set()):
-            if _mixes(transform):
-                yield f'the pipeline of {name}', type(transform).__name__
-        if not hasattr(type(dataset), 'prepare_data'):
-            yield 'the training set', f'the wrapper {name} with a pipeline of its own'
-    for child in children_of(dataset):
-        yield from _mixing_datasets(child)
-
-
-def _mixes(transform: Any) -> bool:
-    picks_others = any(hasattr(transform, key) for key in ('get_indexes', 'get_indices'))
-    return picks_others or _MIXES.search(type(transform).__name__) is not None
-
-
-def _transforms(value: Any, seen: set[int]) -> Iterator[Any]:
-    """All transforms inside a pipeline, those inside other transforms too."""
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _transforms(item, seen)
-        return
-    composed = any(hasattr(value, key) for key in ('transform', 'transforms', 'get_indexes'))
-    if isinstance(value, type) or not (composed or callable(value)) or id(value) in seen:
-        return
-    seen.add(id(value))
-    yield value
-    for inner in getattr(value, '__dict__', {}).values() if composed else ():
-        if isinstance(inner, (list, tuple, Mapping)) or hasattr(inner, 'transforms'):
-            yield from _transforms(inner, seen)

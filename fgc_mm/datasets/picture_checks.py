@@ -13,7 +13,7 @@ from PIL import Image
 
 from ..errors import DataError
 from ..tasks import file_format, task_of_dataset
-from .instance_index import children_of
+from .mixing import children_of
 
 _KEYS = ('img_path', 'seg_map_path')
 

@@ -27,11 +27,6 @@ def check_fit(model: nn.Module, checkpoint: Mapping[str, Any], name: str) -> Non
     which names them in a warning. One of another shape is of another network: its layer
     would stay random.
 
-    Args:
-        model (nn.Module): The model, which may be wrapped.
-        checkpoint (Mapping): What the file holds.
-        name (str): Path of the file, for the error.
-
     Raises:
         CheckpointError: If a tensor has another shape, or more than a quarter
             of either side's tensors are not there; it counts and names them.

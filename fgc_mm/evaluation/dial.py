@@ -55,21 +55,13 @@ class ThresholdDial:
         self._known: dict[float, float] = {}
 
     def share(self, threshold: float) -> float:
-        """Executed share of the backbone's MACs over the calibration set.
-
-        Args:
-            threshold (float): Within (0, 1).
-        """
+        """Executed share of the backbone's MACs over the calibration set."""
         if threshold not in self._known:
             self._known[threshold] = self._measure(threshold)
         return self._known[threshold]
 
     def find(self, budget: float, tolerance: float = 0.002) -> float:
         """The threshold for a budget.
-
-        Args:
-            budget (float): Share of the backbone's MACs to execute.
-            tolerance (float): Share that may be missed by. Defaults to 0.002.
 
         Returns:
             float: Of the thresholds tried, the one whose share is nearest.

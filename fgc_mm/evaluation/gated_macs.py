@@ -65,12 +65,7 @@ class GatedMACs(BaseMetric):
         self.layer_table: list[dict[str, Any]] = []
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
-        """Take the MACs out of each data sample.
-
-        Args:
-            data_batch (Any): Not used.
-            data_samples (Sequence[dict]): Outputs of the model.
-        """
+        """Take the MACs out of each data sample."""
         for sample in data_samples:
             macs = sample.get(FIELD) if hasattr(sample, 'get') else None
             if not isinstance(macs, ImageMACs):
@@ -82,9 +77,6 @@ class GatedMACs(BaseMetric):
 
     def compute_metrics(self, results: list[ImageMACs]) -> dict[str, float]:
         """Sum up.
-
-        Args:
-            results (list[ImageMACs]): One for each image.
 
         Returns:
             dict[str, float]: The figures by name.

@@ -23,11 +23,7 @@ _COLUMNS = {
 
 
 def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows of :func:`~fgc_mm.evaluation.layer_rows` as plain text.
-
-    Args:
-        rows (Sequence[Mapping]): One for each gate.
-    """
+    """The rows of :func:`~fgc_mm.evaluation.layer_rows` as plain text."""
     table = Table(box=SIMPLE, pad_edge=False)
     for key, title in _COLUMNS.items():
         table.add_column(title, justify='left' if key == 'gate' else 'right', no_wrap=True)

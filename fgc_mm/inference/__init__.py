@@ -3,6 +3,7 @@ from .export import Exported, Picture, export
 from .export_files import export_checkpoint
 from .freeze import FrozenReport, freeze, frozen_report
 from .memory import keep_memory
+from .network_files import load, save
 from .slim import GateUsage, Slimmed, slim
 from .slim_files import load_fitting, slim_checkpoint
 from .slim_report import format_slim_report
@@ -22,7 +23,9 @@ __all__ = [
     'freeze',
     'frozen_report',
     'keep_memory',
+    'load',
     'load_fitting',
+    'save',
     'slim',
     'slim_checkpoint',
 ]

@@ -19,9 +19,6 @@ from ..sites.attach import as_map
 from .frozen_pass import Opened, Side
 from .kernels import autocasts
 
-_FEW = 1 << 17
-"""Values that NumPy sums up, in one thread, sooner than PyTorch gets started."""
-
 
 class Decisions:
     """Evaluates the gates of a source with as few operations as possible.
@@ -61,8 +58,8 @@ class Decisions:
         self.norms: tuple = ()
         if type(gates[0].norm) is nn.LayerNorm:
             sides = [_affine(gate.norm, gate.fc1.out_features) for gate in gates]
-            sides = [side.to(self.first) for side in map(torch.cat, zip(*sides, strict=True))]
-            self.norms = (gates[0].fc1.out_features, *sides)
+            weight, bias = (torch.cat(side) for side in zip(*sides, strict=True))
+            self.norms = (gates[0].fc1.out_features, weight.to(self.first), bias.to(self.first))
         cuts = [logit_of(gate.threshold) for gate in gates]
         self.cut: Union[float, Tensor] = cuts[0]
         if len(set(cuts)) > 1:
@@ -87,11 +84,12 @@ class Decisions:
                 logits = self._logits(x, opened)
         else:
             logits = self._logits(x, opened)
-        opened = (logits > self.cut).cpu().numpy()
-        found, start = {}, 0
+        decided = (logits > self.cut).cpu().numpy()
+        found: dict[str, np.ndarray] = {}
+        start = 0
         for site, gate in self.gates.items():
             end = start + gate.channels
-            value = opened[:, start:end]
+            value = decided[:, start:end]
             forced = gate.__dict__['forced']
             if forced is not None:
                 value = np.broadcast_to(_array(forced), value.shape)
@@ -108,11 +106,7 @@ class Decisions:
         maps = as_map(x, self.axis)
         positions = maps.size(2) * maps.size(3)
         if maps.dtype == torch.float32 == self.first.dtype and maps.device.type == 'cpu':
-            if maps.numel() <= _FEW:
-                total = torch.from_numpy(np.add.reduce(maps.detach().numpy(), axis=(2, 3)))
-            else:
-                total = maps.sum((2, 3))
-            total = self._whole(total, opened)
+            total = self._whole(maps.sum((2, 3)), opened)
             hidden = torch.addmm(self.first_bias, total, self.first, alpha=1 / positions)
         else:
             pooled = self._whole(next(iter(self.gates.values())).pool(maps), opened)
@@ -127,10 +121,10 @@ class Decisions:
         """The pooled input with zeros for what was closed of it."""
         if self.reads is None:
             return pooled
-        factor = self.reads.factor(opened, everything=True)
-        if factor is None:
+        values = self.reads.factor(opened, everything=True)
+        if values is None:
             return pooled
-        factor = torch.from_numpy(factor).to(pooled)
+        factor = torch.from_numpy(values).to(pooled)
         index, _ = self.reads.index(opened, pooled.device)
         if index is None or pooled.size(1) == factor.size(1):
             return pooled * factor

@@ -47,7 +47,7 @@ def take_masks(model: nn.Module) -> dict[str, Tensor]:
     """
     masks = {}
     for name, gate in find_gates(model).items():
-        record = getattr(gate, 'pass_record', gate.record)
+        record = gate.pass_record
         if record is not None:
             masks[name] = record.mask
         gate.record, gate.multiplier, gate.records = None, None, []

@@ -245,17 +245,20 @@ class Freezer:
             if others:
                 outs[name] = others
                 self._masked.add(name)
+        inner = _inner_of(modules)
         for name, layer in modules.items():
             if not is_layer(layer) or layer_fault(layer) or 'forward' in layer.__dict__:
                 continue
             fold = folds.get(name, Fold())
-            sides = [Side(ends[name]) if name in ends else None for ends in (ins, outs)]
-            if isinstance(layer, nn.Linear) and not (any(sides) or fold.norm):
+            reads = Side(ins[name]) if name in ins else None
+            makes = Side(outs[name]) if name in outs else None
+            if isinstance(layer, nn.Linear) and not (reads or makes or fold.norm):
                 continue
             norm = modules[fold.norm] if fold.norm else None
             act = modules[fold.act] if fold.act else None
             act = act if act is None or 'forward' not in act.__dict__ or _ours(act) else None
-            self._replace(layer, LayerForward(layer, self.state, norm, act, *sides))
+            last = self.channels_last and within(name, inner)
+            self._replace(layer, LayerForward(layer, self.state, norm, act, reads, makes, last))
             if norm is not None:
                 self._replace(norm, SkippedForward(norm, self.state))
                 self.report.norms += 1
@@ -315,14 +318,15 @@ class Freezer:
         sources = [source for source, _ in by_source]
         for region, members in regions.items():
             module = modules[region]
-            alone = sum(within(source, region) for source in sources) == 1 and sum(
+            alone = sum(within(path, region) for path in sources) == 1 and sum(
                 any(within(p, region) for p in paths_of(s)) for s, _ in sites.values()
             ) == sum(map(len, members))
             inner = self._forward_of(module)
-            source = inner if alone and isinstance(inner, SourceForward) else None
+            own = inner if alone and isinstance(inner, SourceForward) else None
             inside = [part for part in modules.values() if part is not module]
-            forward = RegionForward(inner, self.state, inside, members, self._settle, source)
-            self._replace(module, forward)
+            self._replace(
+                module, RegionForward(inner, self.state, inside, members, self._settle, own)
+            )
 
     def _settle(self, site: str, reason: Optional[str]) -> None:
         """What came of a trial."""
@@ -333,8 +337,8 @@ class Freezer:
     def _layout(self, modules: Mapping[str, Any]) -> None:
         """Maps are laid out for the network itself, not for the heads around it."""
         if self.channels_last:
-            name = 'backbone' if 'backbone' in modules else ''
-            self._replace(modules[name], LayoutForward(self._forward_of(modules[name])))
+            module = modules[_inner_of(modules)]
+            self._replace(module, LayoutForward(self._forward_of(module)))
 
     def __getstate__(self) -> dict:
         return {**self.__dict__, '_lock': None}
@@ -379,6 +383,11 @@ def _usual(value: Any) -> Any:
 
 def _forward_of(module: nn.Module) -> Any:
     return module.__dict__.get('forward') or partial(type(module).forward, module)
+
+
+def _inner_of(modules: Mapping[str, nn.Module]) -> str:
+    """The network itself, without the heads around it."""
+    return 'backbone' if 'backbone' in modules else ''
 
 
 def _ours(act: nn.Module) -> bool:

@@ -33,6 +33,7 @@ class LayerForward:
         act (nn.Module, optional): The activation after that, done as well. Defaults to None.
         ins (Side, optional): What its inputs follow. Defaults to None.
         outs (Side, optional): What its outputs follow. Defaults to None.
+        last (bool): Whether its inputs are laid out channels-last. Defaults to True.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class LayerForward:
         act: Optional[nn.Module] = None,
         ins: Optional[Side] = None,
         outs: Optional[Side] = None,
+        last: bool = True,
     ) -> None:
         self.layer = layer
         self.state = state
@@ -61,7 +63,8 @@ class LayerForward:
         self.product = self.pointwise and not self.linear and layer.stride == (1, 1)
         self.has_kernel = self.is_plain and kernels.takes(layer)
         self.turns = self.has_kernel and outs is None and kernels.turns(layer)
-        if self.weight.dim() == 4:
+        self.last = last and self.weight.dim() == 4
+        if self.last:  # a convolution returns the layout of its weight
             self.weight = self.weight.contiguous(memory_format=torch.channels_last)
         self._lines: Optional[Tensor] = None
         self._turned: Optional[Tensor] = None
@@ -179,8 +182,11 @@ class LayerForward:
                 self._lines = weight.flatten(1).t().contiguous()
             taken = self._lines.index_select(0, cols)
             taken = (taken if rows is None else taken.index_select(1, rows)).t()
-            return taken if self.linear else taken[:, :, None, None], bias
-        if weight.dim() != 4:
+            if self.linear:
+                return taken, bias
+            taken = taken if self.last else taken.contiguous()
+            return taken.view(*taken.shape, *self.weight.shape[2:]), bias
+        if not self.last:
             weight = weight if rows is None else weight.index_select(0, rows)
             return weight.index_select(1, cols), bias
         weight = (weight if rows is None else self._rows(rows)).permute(0, 2, 3, 1)
@@ -190,7 +196,7 @@ class LayerForward:
         return lines.view(*weight.shape[:3], len(cols)).permute(0, 3, 1, 2), bias
 
     def _rows(self, rows: Tensor) -> Tensor:
-        if self.weight.dim() != 4:
+        if not self.last:
             return self.weight.index_select(0, rows)
         return self.weight.permute(0, 2, 3, 1).index_select(0, rows).permute(0, 3, 1, 2)
 

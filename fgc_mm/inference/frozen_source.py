@@ -205,10 +205,10 @@ class RegionForward:
             self.settle(site, None)
         if self.source is not None and good == together:
             count = _images(args, kwargs)
-            twice = tree_map(lambda v: _twice(v, count), (args, kwargs))
+            args, kwargs = tree_map(lambda v: _twice(v, count), (args, kwargs))
             try:
-                wanted = self._run(together, *twice, original=True)
-                fault = self._fault(together, together, *twice, wanted, each=True)
+                wanted = self._run(together, args, kwargs, original=True)
+                fault = self._fault(together, together, args, kwargs, wanted, each=True)
                 self.source.ways.each = fault is None
             except Exception:
                 self.source.ways.each = False

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,8 @@ from ..runtime import Attachments
 from ..sites import Gates
 from ..sites.attach import connect, disconnect
 from ..sites.narrow import narrow, replace_tensor, source_mask
-from ..sites.origin import sites_of
+from ..sites.origin import Gating, InModel, finder_of
+from ..sites.parts import seen_from, seen_in
 from ..sites.site import Site
 
 
@@ -134,11 +135,20 @@ def _slim_network(
     shares: dict[str, Tensor],
     tolerance: float,
 ) -> None:
-    network = slimmed.model.get_submodule(path)
     before = list(gates.sites.values())
     names = {site.name: f'{container}.{gates.name_of(site.name)}' for site in before}
     kept = {site: _kept(shares[gate], tolerance) for site, gate in names.items()}
-    after, refused = narrow(network, before, kept, partial(sites_of, gates))
+    if isinstance(gates.example, InModel):
+        part = gates.example.part
+        model = slimmed.model.get_submodule(path.removesuffix(part).rstrip('.'))
+        whole = [seen_in(part, site) for site in before]
+        wide = {f'{part}.{name}': mask for name, mask in kept.items()}
+        after, refused = narrow(model, whole, wide, finder_of(gates))
+        after = [seen_from(part, site) for site in after]
+        refused = {name.removeprefix(f'{part}.'): reason for name, reason in refused.items()}
+    else:
+        network = slimmed.model.get_submodule(path)
+        after, refused = narrow(network, before, kept, finder_of(gates))
     masks = {
         site.name: np.ones(site.channels, bool)
         if site.name in refused
@@ -162,14 +172,17 @@ def _slim_network(
         else:
             _slim_gate(gate, new, mask, always, source_mask(old, masks))
             gates.sites[old.name] = new
-    slimmed.networks[path] = dict(
-        widths={
-            new.name: new.channels
-            for old, new in zip(before, after, strict=True)
-            if new.channels < old.channels
-        },
-        sites=list(gates.sites),
-    )
+    widths = {
+        new.name: new.channels
+        for old, new in zip(before, after, strict=True)
+        if new.channels < old.channels
+    }
+    slimmed.networks[path] = dict(widths=widths, sites=list(gates.sites))
+    network = slimmed.model.get_submodule(path)
+    gating = network.__dict__.get('gating')
+    if isinstance(gating, Gating):
+        known = {**gating.widths, **widths}
+        network.__dict__['gating'] = replace(gating, widths=known, sites=list(gates.sites))
 
 
 def _kept(share: Tensor, tolerance: float) -> Tensor:

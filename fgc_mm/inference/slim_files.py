@@ -25,6 +25,7 @@ from ..evaluation import GatedMACs, PredictionCounter
 from ..gates import find_gates
 from ..runtime import Attachments, unwrap
 from ..training import GateLossHook
+from .gating_config import with_gating
 from .slim import GateUsage, Slimmed, slim
 from .slim_report import EQUAL
 
@@ -178,16 +179,7 @@ def slim_config(cfg: Config, slimmed: Slimmed) -> Config:
         UsageError: If a network with gates is none that the config gates.
     """
     slim_cfg = copy.deepcopy(cfg)
-    for name, options in slimmed.networks.items():
-        node, sites = _gating_node(slim_cfg.model, name), options['sites']
-        key = 'sites' if node.type.rpartition('.')[2] == 'Gated' else 'gated_blocks'
-        node.update(
-            {'widths': {**(node.get('widths') or {}), **options['widths']}, 'gated_convs': None}
-        )
-        node.update({key: sites} if sites else {'gate': None})
-        # Weights to start from have the old widths.
-        (node.get('backbone') or node).update(init_cfg=None)
-        node.pop('pretrained', None)
+    with_gating(slim_cfg.model, slimmed.networks)
     slim_cfg.model.pop('pretrained', None)
     imports = slim_cfg.get('custom_imports') or dict(imports=[])
     if 'fgc_mm' not in imports['imports']:
@@ -195,16 +187,6 @@ def slim_config(cfg: Config, slimmed: Slimmed) -> Config:
     for key in ('work_dir', 'launcher', 'resume'):
         slim_cfg.pop(key, None)
     return slim_cfg
-
-
-def _gating_node(model: Any, network: str) -> Any:
-    """The part of a config that gates a network."""
-    node = model
-    for part in filter(None, network.split('.')):
-        if part not in node:
-            raise UsageError(f'the config has no model.{network}, which the network is called')
-        node = node[part]
-    return node
 
 
 def _drop_gate_hooks(cfg: Config) -> list[str]:

@@ -45,6 +45,9 @@ def format_slim_report(report: dict[str, Any]) -> str:
     difference = report['max_difference']
     verdict = 'the same up to rounding' if difference <= EQUAL else 'NOT the same'
     lines += [f'Backbone outputs: {verdict}, largest relative difference {difference:.1e}']
+    for row in gates:
+        if row['kept_because']:
+            lines.append(f'{row["gate"]} keeps all channels: {row["kept_because"]}')
     if not any(row['always_open'] < row['channels'] - row['removed'] for row in gates):
         hooks = ', '.join(report['dropped_hooks'])
         more = f'; the config is without {hooks}, which would find none' if hooks else ''

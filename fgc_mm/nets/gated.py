@@ -113,17 +113,14 @@ def _build_model(
         )
     if gate is not None:
         check_gate(gate)
-    if widths:
-        raise UsageError(f'widths={widths!r}: networks cannot be narrowed yet')
     cfg = {**copy.deepcopy(model), **kwargs}
     if model.get('data_preprocessor') is not None:  # a runner hands on that of the config's top
         cfg['data_preprocessor'] = copy.deepcopy(model['data_preprocessor'])
     network = registry_of(model['type'], 'Gated').build(cfg)
-    if gate is None:
+    if gate is None and not widths:
         return network
-    return gate_model(
-        network, part, gate, sites, None if convs == ['all'] else convs, example, follow_freeze
-    )
+    convs = None if convs == ['all'] else convs
+    return gate_model(network, part, gate, sites, convs, example, follow_freeze, widths)
 
 
 def build_gated(

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Optional, Union
 
 import torch
@@ -14,8 +15,10 @@ from ..errors import UsageError, in_context
 from ..sites import Found, Site, attach
 from ..sites.choose import Choice, choose
 from ..sites.gate import gate as gate_network
-from ..sites.gate import stem_of
-from ..sites.parts import check_parts, find_in_model, in_part
+from ..sites.gate import narrow_found, narrowed, remember, stem_of
+from ..sites.narrow import Kept
+from ..sites.origin import InModel
+from ..sites.parts import check_parts, find_in_model, in_part, is_in
 from ..sites.recorder import ExampleError
 from .weights import watch_weights
 
@@ -29,24 +32,26 @@ SIZES = (64, 224)
 def gate_model(
     model: nn.Module,
     part: Parts,
-    gate: dict,
+    gate: Optional[dict],
     sites: Choice = 'all',
     convs: Optional[Sequence[str]] = None,
     example: Optional[Shape] = None,
     follow_freeze: bool = False,
+    widths: Optional[Mapping[str, Kept]] = None,
 ) -> nn.Module:
     """Gate parts of a model.
 
     Args:
         model (nn.Module): The model; it is changed and returned. Each part gets a child ``gates``.
         part (str | Sequence[str]): Names of the parts, such as ``('backbone', 'rpn_head')``.
-        gate (dict): Config of the gates.
+        gate (dict, optional): Config of the gates; None for none.
         sites (str | int | Sequence): See :func:`~fgc_mm.nets.Gated`; names with the part in front.
             Defaults to 'all'.
         convs (Sequence[str], optional): Likewise ``gated_convs``. Defaults to None.
         example (tuple, optional): Channels, height and width of a picture. Defaults to None, tried
             out.
         follow_freeze (bool): Likewise ``gates_follow_freeze``. Defaults to False.
+        widths (Mapping, optional): Likewise. Defaults to None.
 
     Raises:
         UsageError: If there is no such part, the forward pass never runs it, or it has no site.
@@ -60,9 +65,14 @@ def gate_model(
         try:
             if parts == ['backbone']:  # a picture is all that it takes
                 backbone, pictures = model.get_submodule('backbone'), torch.zeros(1, *shape)
-                gate_network(backbone, pictures, gate, sites, follow_freeze, convs)
+                if gate is None:
+                    narrowed(backbone, widths or {}, pictures)
+                else:
+                    gate_network(
+                        backbone, pictures, gate, sites, follow_freeze, convs, widths=widths
+                    )
             else:
-                _gate_parts(model, parts, shape, gate, sites, convs, follow_freeze)
+                _gate_parts(model, parts, shape, gate, sites, convs, follow_freeze, widths)
             for name in parts:
                 watch_weights(model.get_submodule(name))
             return model
@@ -78,12 +88,16 @@ def _gate_parts(
     model: nn.Module,
     parts: Sequence[str],
     shape: Shape,
-    gate: dict,
+    gate: Optional[dict],
     sites: Choice,
     convs: Optional[Sequence[str]],
     follow_freeze: bool,
+    widths: Optional[Mapping[str, Kept]],
 ) -> None:
-    whole = find_in_model(model, shape)
+    find = partial(find_in_model, shape=shape)
+    whole = narrow_found(model, find(model), widths or {}, find)
+    if gate is None:
+        return
     found = {part: in_part(whole, part) for part in parts}
     named, stem = [], []
     for part, mine in found.items():
@@ -95,7 +109,14 @@ def _gate_parts(
     for part, mine in found.items():
         own = [site for site in mine.sites if f'{part}.{site.name}' in chosen]
         if own:
-            attach(model.get_submodule(part), own, gate, follow_freeze)
+            gates = attach(model.get_submodule(part), own, gate, follow_freeze)
+            gates.example = InModel(part, shape)
+            own_widths = {
+                name.removeprefix(f'{part}.'): kept
+                for name, kept in (widths or {}).items()
+                if is_in(name, part)
+            }
+            remember(model.get_submodule(part), gates, gate, own_widths, follow_freeze)
 
 
 def check_found(model: nn.Module, part: str, found: Found) -> None:

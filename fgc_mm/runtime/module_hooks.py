@@ -16,9 +16,6 @@ class Callback:
 
     ``copy.deepcopy`` and pickling of a module take its hooks along, and with
     them everything a hook refers to. In a copy this one does nothing.
-
-    Args:
-        func (Callable, optional): What to call. Defaults to None.
     """
 
     def __init__(self, func: Optional[Callable] = None) -> None:
@@ -35,7 +32,7 @@ class Callback:
 
 
 def tell(module: nn.Module, x: Tensor, out: Tensor) -> None:
-    """Call the hooks of a module that somebody else has run."""
+    """Call the forward hooks of a module that somebody else has run."""
     for hook in module._forward_hooks.values():
         hook(module, (x,), out)
 
@@ -52,11 +49,7 @@ class Attachments:
         self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=with_kwargs))
 
     def after(
-        self,
-        module: nn.Module,
-        func: Callable,
-        with_kwargs: bool = False,
-        first: bool = False,
+        self, module: nn.Module, func: Callable, with_kwargs: bool = False, first: bool = False
     ) -> None:
         """Call ``func`` after each forward of the module, before all others if ``first``."""
         hook = Callback(func)

@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ..errors import UsageError
 from ..gates import Gate, build_gate
 from ..gates.missing_keys import report_missing
+from .fingerprint import check_same, fingerprint
 from .layers import input_channels
 from .site import End, Site
 
@@ -57,6 +58,7 @@ class Gates(BaseModule):
         self.frozen = list(frozen)
         self.example: Any = None
         self.loaded = False
+        self._register_state_dict_hook(_write_sites)
         for site in sites:
             built = build_gate(gate, site.source_channels, site.channels)
             built.block = site.source
@@ -107,9 +109,17 @@ class Gates(BaseModule):
             ):
                 gate.train(self.training)
 
-    def _load_from_state_dict(self, state_dict: dict, prefix: str, *args: Any) -> None:
+    def _load_from_state_dict(
+        self, state_dict: dict, prefix: str, local_metadata: dict, *args: Any
+    ) -> None:
+        check_same(self.sites.values(), local_metadata.get('sites') or {})
         self.loaded = self.loaded or any(key.startswith(prefix) for key in state_dict)
-        super()._load_from_state_dict(state_dict, prefix, *args)
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+
+
+def _write_sites(gates: Gates, state_dict: dict, prefix: str, local_metadata: dict) -> None:
+    """Hook after the state dict: what the gates decide over goes into its metadata."""
+    local_metadata['sites'] = {name: fingerprint(site) for name, site in gates.sites.items()}
 
 
 class Decide:

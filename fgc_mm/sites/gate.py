@@ -3,18 +3,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Optional
+from typing import Optional, Union
 
 import torch.nn as nn
 
 from ..errors import UsageError, in_context
-from .attach import attach
+from .attach import Gates, attach
 from .choose import Choice, choose
 from .find import Example, Found, find_sites
 from .narrow import Kept, narrow
-from .origin import outline
+from .origin import Gating, outline
 from .site import Site
 
 DEFAULT_GATE = dict(type='BinConcreteGate', norm_cfg=dict(type='LN'))
@@ -72,7 +73,7 @@ def gate(
             f'{type(network).__name__} has no site to put a gate on'
             + (f' ({reasons})' if reasons else ': it has no convolution and no linear layer')
         )
-    found = _narrowed(network, found, widths or {}, example)
+    found = narrow_found(network, found, widths or {}, example)
     gates = attach(
         network,
         choose(found.sites, sites, stem_of(network, found), convs, key, within_blocks),
@@ -80,7 +81,37 @@ def gate(
         follow_freeze,
     )
     gates.example = outline(example)
+    remember(network, gates, gate or DEFAULT_GATE, widths or {}, follow_freeze)
     return network
+
+
+def remember(
+    network: nn.Module,
+    gates: Gates,
+    gate: dict,
+    widths: Mapping[str, Kept],
+    follow_freeze: bool,
+) -> None:
+    """Keep with a network how it got its gates, for files.
+
+    Args:
+        network (nn.Module): The network.
+        gates (Gates): Its gates.
+        gate (dict): Their config.
+        widths (Mapping): Site -> what is left of it.
+        follow_freeze (bool): See :func:`gate`.
+    """
+    network.gating = Gating(  # type: ignore[assignment]
+        copy.deepcopy(dict(gate)),
+        list(gates.sites),
+        {site: _count(kept) for site, kept in widths.items()},
+        follow_freeze,
+        gates.example,
+    )
+
+
+def _count(kept: Kept) -> int:
+    return kept if isinstance(kept, int) else len(kept)
 
 
 def narrowed(network: nn.Module, widths: Mapping[str, Kept], example: Example) -> nn.Module:
@@ -94,13 +125,29 @@ def narrowed(network: nn.Module, widths: Mapping[str, Kept], example: Example) -
     Raises:
         UsageError: If a site is none, or cannot be narrowed.
     """
-    _narrowed(network, find_sites(network, example), widths, example)
+    narrow_found(network, find_sites(network, example), widths, example)
+    numbers = {site: _count(kept) for site, kept in widths.items()}
+    network.gating = Gating(None, [], numbers, False, outline(example))  # type: ignore[assignment]
     return network
 
 
-def _narrowed(
-    network: nn.Module, found: Found, widths: Mapping[str, Kept], example: Example
+def narrow_found(
+    network: nn.Module,
+    found: Found,
+    widths: Mapping[str, Kept],
+    example: Union[Example, Callable[[nn.Module], Found]],
 ) -> Found:
+    """Take channels of the sites that were found out of a network.
+
+    Args:
+        network (nn.Module): The network; it is changed.
+        found (Found): What was found in it.
+        widths (Mapping): See :func:`narrowed`.
+        example (Tensor | Sequence | Mapping | Callable): See :func:`~fgc_mm.sites.narrow.narrow`.
+
+    Returns:
+        Found: What is there now.
+    """
     if not widths:
         return found
     with in_context('widths'):

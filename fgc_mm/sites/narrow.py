@@ -102,6 +102,11 @@ def site_called(sites: Sequence[Site], name: str) -> Site:
             ends = getattr(site, kind)
             if any(end.module == name for end in (ends[:1] if kind == 'producers' else ends)):
                 return site
+    block, _, kind = name.rpartition('.')
+    if kind == 'depthwise':  # as MobileNetV2's convolution was once called
+        for site in sites:
+            if any(end.module.startswith(f'{block}.') for end in site.through):
+                return site
     raise UsageError(f'{name!r} is no site; there are {", ".join(site.name for site in sites)}')
 
 

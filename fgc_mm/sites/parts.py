@@ -125,6 +125,31 @@ def seen_from(part: str, site: Site) -> Site:
     )
 
 
+def seen_in(part: str, site: Site) -> Site:
+    """A site of a part as one of the model: what :func:`seen_from` undoes.
+
+    Args:
+        part (str): Name of the part.
+        site (Site): The site.
+    """
+
+    def outer(name: str) -> str:
+        return f'{part}.{name}' if name else part
+
+    def ends(given: Sequence[End]) -> tuple[End, ...]:
+        return tuple(replace(end, module=outer(end.module)) for end in given)
+
+    return replace(
+        site,
+        source=outer(site.source),
+        producers=ends(site.producers),
+        through=ends(site.through),
+        consumers=ends(site.consumers),
+        scales=tuple(replace(scale, tensor=outer(scale.tensor)) for scale in site.scales),
+        reads=ends(site.reads),
+    )
+
+
 def check_parts(model: nn.Module, parts: Sequence[str]) -> None:
     """See that a model has parts of these names, none in another.
 

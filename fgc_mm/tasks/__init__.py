@@ -40,11 +40,7 @@ TASKS: dict[str, Task] = {}
 
 
 def register_task(task: Task) -> None:
-    """Make a task known, in place of one of the same name.
-
-    Args:
-        task (Task): The task.
-    """
+    """Make a task known, in place of one of the same name."""
     TASKS[task.name] = task
 
 
@@ -63,11 +59,7 @@ def task_of(cfg: Mapping) -> Task:
 
 
 def task_of_hook(name: str) -> Task:
-    """The task whose predictions a visualization hook draws.
-
-    Args:
-        name (str): Name of its class, with or without its package.
-    """
+    """The task whose predictions a visualization hook draws."""
     return _first(lambda task: task.visualization_hook == name.rpartition('.')[2])
 
 
@@ -123,11 +115,7 @@ def file_format(cls: type) -> Optional[str]:
 
 
 def main_metrics(rising: bool = False) -> list[str]:
-    """The metrics of all tasks; a table is about the first that a run has.
-
-    Args:
-        rising (bool): Leave out those where less is better. Defaults to False.
-    """
+    """The metrics of all tasks; a table is about the first that a run has."""
     return [
         metric
         for task in TASKS.values()

@@ -95,20 +95,11 @@ class Task:
         return bool(field) and field in sample and (not inner or inner in sample.get(field))
 
     def annotation(self, sample: Any) -> tuple[np.ndarray, int]:
-        """How much of each class a picture has, and how many objects.
-
-        Args:
-            sample (BaseDataElement): Its data sample, which this task :meth:`annotates`.
-        """
+        """How much of each class a picture has, and how many objects."""
         raise NotImplementedError
 
     def made_up(self, count: int, height: int, width: int) -> Optional[list]:
         """Data samples with annotations that nobody made, for a pass that shows which layers run.
-
-        Args:
-            count (int): How many pictures there are.
-            height (int): Height of each.
-            width (int): Width of each.
 
         Returns:
             list, optional: None if models of the task run on pictures alone.
@@ -116,19 +107,10 @@ class Task:
         return None
 
     def undemanding(self, model: Any) -> None:
-        """Have a model predict a few things whatever it sees, so that all of its layers run.
-
-        Args:
-            model (nn.Module): A copy of the model, for this alone.
-        """
+        """Have a model predict a few things whatever it sees, so that all of its layers run."""
 
     def derived(self, metric: str, value: Any) -> dict[str, float]:
-        """Figures as papers give them, from one of the package.
-
-        Args:
-            metric (str): Its name.
-            value (Any): Its value.
-        """
+        """Figures as papers give them, from one of the package."""
         return {}
 
     def unit(self, metric: str) -> str:

@@ -12,16 +12,32 @@ from ..errors import CheckpointError
 from ..gates import find_gates
 from ..nets.weights import old_gates
 from ..runtime import unwrap
+from .gate_loss_hook import GateLossHook
 
 
 class NewGatesHook(Hook):
     """Counts the gates that the checkpoint of a dense network does not have.
 
     They keep their initial values; mmengine would list every key of them as missing. A
-    checkpoint that has no weight of the model is refused.
+    checkpoint that has no weight of the model is refused. It also says if no loss is about gates.
     """
 
     priority = 'VERY_HIGH'
+
+    def before_train(self, runner: Runner) -> None:
+        """Say if nothing teaches the gates when to close."""
+        gates = find_gates(unwrap(runner.model))
+        learned = [
+            name
+            for name, gate in gates.items()
+            if gate.shiftable() and any(p.requires_grad for p in gate.parameters())
+        ]
+        if learned and not any(isinstance(hook, GateLossHook) for hook in runner.hooks):
+            runner.logger.warning(
+                f'no hook adds a loss on the {len(learned)} gates, such as {learned[0]}: only the '
+                'task trains them, and nothing closes channels; add '
+                "dict(type='BudgetHook', target=0.5) to custom_hooks"
+            )
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         weights = checkpoint.get('state_dict', checkpoint)

@@ -1,5 +1,5 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
-"""Models as the configs of mmdet, mmseg and mmpretrain have them, made small, and their training."""
+"""Models as the configs of mmdet, mmseg and mmpretrain have them, made small; their training."""
 
 import copy
 import importlib

@@ -20,7 +20,14 @@ from mmengine.runner import IterBasedTrainLoop, Runner
 from mmengine.structures import BaseDataElement
 from torch.utils.data import DataLoader
 
-from fgc_mm.datasets import INSTANCE_KEY, count_instances, install_instance_index, refuse_mixing
+from fgc_mm.datasets import (
+    INSTANCE_KEY,
+    count_instances,
+    find_mixing,
+    install_instance_index,
+    mixes,
+    refuse_mixing,
+)
 
 
 def pack(results):
@@ -292,7 +299,6 @@ def mixed(scope, kind, pipeline=None):
     ('scope', 'kind', 'pipeline', 'name'),
     [
         ('mmdet', 'wrapper', MOSAIC, 'Mosaic'),
-        ('mmdet', 'wrapper', [dict(type='RandomFlip', prob=0.5)], 'MultiImageMixDataset'),
         ('mmdet', 'pipeline', [dict(type='CachedMosaic', img_scale=(8, 8))], 'CachedMosaic'),
         ('mmdet', 'pipeline', CACHED, 'CachedMixUp'),
         ('mmseg', 'wrapper', [dict(type='RandomMosaic', prob=1.0)], 'RandomMosaic'),
@@ -345,3 +351,45 @@ def test_what_does_not_mix_is_let_through():
         )
     finally:
         init_default_scope('mmengine')
+
+
+@pytest.mark.parametrize(
+    ('scope', 'mosaic'),
+    [('mmdet', MOSAIC[0]), ('mmseg', dict(type='RandomMosaic', prob=1.0, img_scale=(8, 8)))],
+)
+def test_a_wrapper_packs_what_has_an_index(scope, mosaic):
+    """Once the mixing steps are left out."""
+    pytest.importorskip(f'{scope}.datasets')
+    init_default_scope(scope)
+    TRANSFORMS.register_module('PackName', module=lambda: pack, force=True)
+    names = dict(type='mmengine.Names', names=list('abc'), pipeline=[])
+    wrapped = dict(type='ConcatDataset', datasets=[names]) if scope == 'mmseg' else names
+    pipeline = [mosaic, dict(type='mmengine.PackName')]
+    try:
+        dataset = DATASETS.children[scope].build(
+            dict(type='MultiImageMixDataset', dataset=wrapped, pipeline=pipeline)
+        )
+        with pytest.raises(ValueError, match='Mosaic'):
+            install_instance_index(loader_of(dataset))
+        assert find_mixing(dataset, skipped=['RandomFlip']).endswith(mosaic['type'])
+        assert find_mixing(dataset, skipped=[mosaic['type']]) is None
+        assert install_instance_index(loader_of(dataset), mixes=True).num_instances == 3
+        dataset._skip_type_keys = [mosaic['type']]
+        install_instance_index(loader_of(dataset))
+        samples = [dataset[i]['data_samples'] for i in (2, 0, 1)]
+        assert [(s.name, s.instance_idx) for s in samples] == [('c', 2), ('a', 0), ('b', 1)]
+    finally:
+        init_default_scope('mmengine')
+
+
+@pytest.mark.parametrize(
+    ('augments', 'found'),
+    [
+        ([dict(type='LoadImage'), dict(type='RandomApply', transforms=CACHED)], True),
+        (MOSAIC, True),
+        ([dict(type='Resize', scale=(8, 8)), dict(type='RandomFlip', prob=0.5)], False),
+        (None, False),
+    ],
+)
+def test_configs_that_mix(augments, found):
+    assert mixes(augments) == found

@@ -6,6 +6,7 @@ import torch
 import torch.nn as nn
 from mmengine.config import Config
 from mmengine.registry import MODELS
+from small_tasks import register, retinanet
 from torchvision.models import MobileNetV3
 from torchvision.models.mobilenetv3 import InvertedResidualConfig
 
@@ -138,6 +139,39 @@ def test_calibration_pictures_give_the_same_and_cost_less(family):
             assert_same(built(x), slimmed.model(x))
 
 
+@pytest.mark.parametrize('part', ['bbox_head', ('backbone', 'bbox_head')])
+def test_parts_of_a_whole_model(part):
+    register('mmdet')
+    cfg = retinanet()
+    cfg['backbone'].pop('gate')
+    cfg['backbone']['type'] = 'ResNet'
+    cfg['bbox_head']['stacked_convs'] = 2
+    cfg = Config(dict(model=dict(type='Gated', model=cfg, part=part)))
+    torch.manual_seed(0)
+    model = MODELS.build(cfg.model).eval()
+    for gate in find_gates(model).values():
+        nn.init.normal_(gate.fc2.weight)
+        gate.fc2.bias.copy_(torch.linspace(-9, 9, gate.channels))
+    x = torch.randn(2, 3, 64, 64)
+
+    def run(net):
+        return [out for outs in net(x, mode='tensor') for out in outs]
+
+    wanted = run(model)
+    usage = GateUsage(model)
+    usage.attach()
+    run(model)
+    usage.detach()
+    result = slim(model, usage.shares())
+    assert set(result.networks) == ({part} if isinstance(part, str) else set(part))
+    assert any(row['removed'] for row in result.gates if row['gate'].startswith('bbox_head'))
+    assert not any(row['kept_because'] for row in result.gates)
+    built = MODELS.build(slim_config(cfg, result).model).eval()
+    built.load_state_dict(result.model.state_dict())
+    assert_same(run(result.model), wanted)
+    assert_same(run(built), wanted)
+
+
 def test_what_is_always_open_stays_open_for_other_pictures():
     model = build('basic')
     shares = shares_of(model, pictures())
@@ -187,6 +221,20 @@ def test_closed_gates_leave_one_channel_open_ones_no_gate(family):
     if family == 'wide':
         assert_same(result.model(x), wanted)
     assert all(row['removed'] == row['channels'] - 1 for row in result.gates)
+
+
+def test_static_gates_leave_a_plain_network():
+    model = build('vgg', gate=dict(type='StaticGate'))
+    for gate in find_gates(model).values():
+        gate.mask[1::2] = 0
+    x = pictures()
+    result = slim(model, shares_of(model, x))
+    assert not find_gates(result.model) and type(result.model) is nn.Sequential
+    assert [layer.out_channels for layer in result.model if isinstance(layer, nn.Conv2d)][1:] == [
+        6,
+        5,
+    ]
+    assert_same(result.model(x), model(x))
 
 
 class Shuffled(nn.Module):

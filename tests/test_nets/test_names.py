@@ -2,11 +2,13 @@
 """What the names of families build, in every package."""
 
 import importlib
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn as nn
 from gated_resnets import gated_resnet
+from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope, Registry
 
 from fgc_mm.gates import find_gates, force_gates, gated_blocks
@@ -160,6 +162,24 @@ def test_a_name_means_the_network_of_its_scope(package):
         assert all(len(find_gates(model)) == 8 for model in built)
     with DefaultScope.overwrite_default_scope(package):
         assert type(GatedResNet(18, gate=None)) is wanted
+
+
+DEMOS = dict(
+    mmdet=('faster_rcnn_r18_digits_gated', 'mmdet.apis.init_detector'),
+    mmseg=('pspnet_r18_digits_gated', 'mmseg.apis.init_model'),
+    mmpretrain=('resnet18_digits_gated', 'mmpretrain.get_model'),
+)
+
+
+@pytest.mark.parametrize('package', DEMOS)
+def test_the_packages_own_builders_of_models(package):
+    name, function = DEMOS[package]
+    module, _, function = function.rpartition('.')
+    init = getattr(importlib.import_module(module), function)
+    configs = Path(__file__).parents[2] / 'configs/demo'
+    model = init(Config.fromfile(configs / f'{name}.py'), device='cpu')
+    assert type(model.backbone).__module__.startswith(f'{package}.')
+    assert len(find_gates(model)) == 8
 
 
 def test_a_named_package_wins_over_the_scope():

@@ -19,7 +19,16 @@ from torch import Tensor
 from ...errors import CheckpointError, UsageError, in_context
 from ...files import write_files
 
-_META = ('cfg', 'dataset_meta', 'epoch', 'iter', 'experiment_name', 'seed', 'mmengine_version')
+_META = (
+    'cfg',
+    'fgc_mm',
+    'dataset_meta',
+    'epoch',
+    'iter',
+    'experiment_name',
+    'seed',
+    'mmengine_version',
+)
 
 
 def published(checkpoint: Mapping[str, Any], no_ema: bool = False) -> dict[str, Any]:
@@ -41,8 +50,8 @@ def published(checkpoint: Mapping[str, Any], no_ema: bool = False) -> dict[str, 
         dict: ``meta`` and ``state_dict``, of plain types, so that it loads with
         ``weights_only=True``.
     """
-    state = checkpoint.get('state_dict', checkpoint)
-    weights = OrderedDict((key, value) for key, value in state.items() if isinstance(value, Tensor))
+    given = checkpoint.get('state_dict', checkpoint)
+    weights = OrderedDict((key, value) for key, value in given.items() if isinstance(value, Tensor))
     if not weights:
         raise CheckpointError('it holds no weights: neither a `state_dict` nor tensors of its own')
     if no_ema:
@@ -53,6 +62,7 @@ def published(checkpoint: Mapping[str, Any], no_ema: bool = False) -> dict[str, 
                 weights[key[len('module.') :]] = value
     # A view would take the whole storage it looks at along.
     state = OrderedDict((key, value.detach().cpu().clone()) for key, value in weights.items())
+    state._metadata = getattr(given, '_metadata', OrderedDict())  # type: ignore[attr-defined]
     meta = checkpoint.get('meta') if 'state_dict' in checkpoint else None
     kept = {key: _plain(value) for key, value in (meta or {}).items() if key in _META}
     return dict(meta=kept, state_dict=state)

@@ -24,6 +24,7 @@ _PACKAGES = ('fgc_mm', 'mmcv', 'mmdet', 'mmengine', 'mmpretrain', 'mmseg')
 _MODELS = re.compile(r'backbone|neck|(\w+_)?head|gate|data_preprocessor')
 # The same, but some of their arguments are for whoever uses them.
 _LAYERS = re.compile(r'(norm|conv|act)_cfg|loss(_\w+)?')
+_DECAYS = ('bias_decay_mult', 'norm_decay_mult', 'dwconv_decay_mult')
 _RUNNERS = ('num_batch_per_epoch', 'disable_subprocess_warning')  # keys of a loader that it takes
 
 
@@ -58,6 +59,7 @@ def check_config(cfg: Config, splits: Collection[str]) -> None:
             handled, key = ('paramwise_cfg',), 'optim_wrapper'
             walk.part(registry.OPTIM_WRAPPERS, key, wrapper, scope, handled, 'OptimWrapper')
             walk.part(registry.OPTIMIZERS, f'{key}.optimizer', wrapper['optimizer'], scope)
+            walk.decay(key, wrapper)
         for key, each in _items('param_scheduler', cfg.get('param_scheduler')):
             walk.part(registry.PARAM_SCHEDULERS, key, each, scope, ('convert_to_iter_based',))
     if walk.faults:
@@ -153,6 +155,28 @@ class _Walk:
             cls = self.part(registry.TRANSFORMS, inner, step, scope)
             if cls is not None and cls.__module__.startswith('mmcv.'):
                 self.transforms(f'{inner}.transforms', step.get('transforms'), scope)
+
+    def decay(self, key: str, wrapper: Mapping) -> None:
+        """Look for factors of a weight decay that the optimizer was not given."""
+        optimizer, options = wrapper['optimizer'], wrapper.get('paramwise_cfg')
+        if not isinstance(options, Mapping) or not isinstance(optimizer, Mapping):
+            return
+        if optimizer.get('weight_decay') is not None:
+            return
+        each = options.get('custom_keys')
+        named = each.items() if isinstance(each, Mapping) else ()
+        found = [name for name in options if name in _DECAYS]
+        found += [
+            f'custom_keys.{name}.decay_mult'
+            for name, factors in named
+            if isinstance(factors, Mapping) and 'decay_mult' in factors
+        ]
+        for name in found:
+            self.faults.append(
+                f'{key}.paramwise_cfg.{name} has nothing to multiply: {key}.optimizer '
+                f'({optimizer.get("type")}) has no weight_decay; drop {name.split(".")[-1]}, or '
+                'give the optimizer its weight_decay'
+            )
 
     def loop(self, key: str, node: Any, scope: str) -> None:
         """Look at the loop of a split."""

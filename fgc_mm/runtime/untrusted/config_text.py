@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import re
-from typing import Optional
+from typing import Any, Optional
 
 _MAKERS = ('dict', 'list', 'tuple', 'set', 'frozenset', 'range', 'slice', 'float', 'int', 'complex')
 """Builtins a plain value may be made with."""
@@ -70,6 +71,45 @@ def keep_assignment(text: str, name: str) -> str:
         )
     ]
     return found[-1] if found else ''
+
+
+def plain_values(text: str) -> dict[str, Any]:
+    """What a config's text assigns, without running it; what is no plain value is left out.
+
+    Args:
+        text (str): The text, such as ``Config.pretty_text`` makes.
+    """
+    if find_code(text) is not None:
+        return {}
+    values: dict[str, Any] = {}
+    try:
+        body = ast.parse(text).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return {}
+    for statement in body:
+        if isinstance(statement, ast.Assign):
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                value = _value(statement.value)
+                values.update((t.id, value) for t in statement.targets if isinstance(t, ast.Name))
+    return values
+
+
+def _value(node: Any) -> Any:
+    """Of literals, ``dict(...)``, ``list(...)`` and ``tuple(...)``."""
+    if isinstance(node, ast.Call):
+        name = getattr(node.func, 'id', None)
+        if name == 'dict' and not node.args:
+            return {keyword.arg or '': _value(keyword.value) for keyword in node.keywords}
+        if name in ('list', 'tuple') and not node.keywords and len(node.args) == 1:
+            return {'list': list, 'tuple': tuple}[name](_value(node.args[0]))
+        raise ValueError(name)
+    if isinstance(node, ast.Dict):
+        keys = [_value(key) for key in node.keys]
+        return dict(zip(keys, map(_value, node.values), strict=True))
+    if isinstance(node, (ast.List, ast.Tuple)):
+        items = [_value(item) for item in node.elts]
+        return tuple(items) if isinstance(node, ast.Tuple) else items
+    return ast.literal_eval(node)
 
 
 def _code(node: ast.AST, known: set[str]) -> Optional[ast.AST]:

@@ -86,6 +86,7 @@ class FGCCheckpoint:
             path = saver.add_companion(_BANKS, self._token[1], coupling.state_dict())
         checkpoint[_KEY] = dict(
             seen=coupling.seen,
+            uncoupled=self.hook.uncoupled,
             num_instances=coupling.num_instances,
             banks=path,
             token=None if path is None else self._token[1],
@@ -97,6 +98,7 @@ class FGCCheckpoint:
         same_size = loaded.get('num_instances') == coupling.num_instances
         if same_size:
             coupling.seen = loaded['seen']
+            self.hook.uncoupled = loaded.get('uncoupled', 0.0)
         else:
             coupling.seen = round(epochs_seen(runner) * coupling.num_instances)
         recorded = loaded.get('banks')

@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Any, Optional
 
 import torch
-import torch.nn as nn
 from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 from torch import Tensor
@@ -22,9 +21,10 @@ from ...runtime import FiniteHook, SafeCheckpointHook, unwrap
 from ...runtime.config.argument_types import argument_faults
 from ..budget.hook import BudgetHook
 from ..gate_loss_hook import GateLossHook
-from ..schedules import BUDGET, ScheduleCfg, build_schedule
+from ..schedules import BUDGET, ScheduleCfg, build_schedule, epochs_seen
 from .checkpoint import FGCCheckpoint
 from .samples import read_samples
+from .waiting import ends_mixing, mixing_now
 
 
 @HOOKS.register_module()
@@ -40,6 +40,9 @@ class FGCHook(GateLossHook):
     rank holds the same banks after every step, and saves the banks beside each
     checkpoint that can be resumed, as ``epoch_3.banks.pth`` beside
     ``epoch_3.pth``. It brings :class:`SafeCheckpointHook` along.
+
+    Where augmentations make one picture of several (mosaic, mixup), it waits until upstream's
+    ``PipelineSwitchHook``, ``YOLOXModeSwitchHook`` or ``SwitchRecipeHook`` has taken them out.
 
     Resuming takes the banks over and refuses those of another dataset size,
     layer set or width. ``load_from`` and testing take weights only.
@@ -153,6 +156,9 @@ class FGCHook(GateLossHook):
             approximate=approximate, seed=seed,
         )  # fmt: skip
         self.coupling: Optional[Coupling] = None
+        # While pictures are mixed nobody knows what an item shows.
+        self.waits = False
+        self.uncoupled = 0.0
         self.checkpoint = FGCCheckpoint(self, save_banks, fresh_banks)
 
     def before_run(self, runner: Runner) -> None:
@@ -162,7 +168,8 @@ class FGCHook(GateLossHook):
         """Number the instances, build the banks or take over the saved ones."""
         super().before_train(runner)
         model = unwrap(runner.model)
-        num_instances, labels = self._count_instances(runner, model)
+        self.waits, self.uncoupled = False, 0.0
+        num_instances, labels = self._count_instances(runner)
         self._eta = self.eta.settled(runner, 'FGCHook: eta')
         self._look_at_budget(runner)
         with in_context('FGCHook'):
@@ -174,15 +181,20 @@ class FGCHook(GateLossHook):
         self.checkpoint.before_train(runner)
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
-        """See that no hook has brought a mixing augmentation in."""
-        if batch_idx == 0 and self.given_num_instances is None:
-            model = unwrap(runner.model)
-            refuse_mixing(runner.train_dataloader.dataset, _preprocessor(model))
+        """See whether pictures are mixed, which hooks bring in and take out between epochs."""
+        if batch_idx or self.given_num_instances is not None:
+            return
+        mixing = self._mixing(runner, runner.epoch + 1)
+        if self.waits and not mixing:
+            runner.logger.info(f'FGCHook: couples from epoch {runner.epoch + 1} on')
+        self.waits = mixing
 
     def loss(self, gates: dict[str, Gate], data_samples: Any, runner: Runner) -> Tensor:
         coupling = self.coupling
         assert coupling is not None
-        coupling.eta = self._eta.at(coupling.epochs)
+        if self.waits:
+            return torch.zeros((), device=next(runner.model.parameters()).device)
+        coupling.eta = self._eta.at(coupling.epochs + self.uncoupled)
         with in_context('FGCHook'):
             batch = coupling.collect(lambda: read_samples(data_samples, coupling.needs_labels))
             # Once a step: nothing below looks again.
@@ -206,7 +218,9 @@ class FGCHook(GateLossHook):
         super().after_train_iter(runner, batch_idx, data_batch, outputs)
         assert self.coupling is not None
         self.coupling.step()
-        if not self.every_n_train_iters(runner, self.log_interval):
+        if self.waits:
+            self.uncoupled = epochs_seen(runner, runner.iter + 1) - self.coupling.epochs
+        if self.waits or not self.every_n_train_iters(runner, self.log_interval):
             return
         by_gate = {}
         found = dict(overlap=self.coupling.overlap(runner.iter), turnover=self.coupling.turnover())
@@ -242,14 +256,14 @@ class FGCHook(GateLossHook):
             return None
         return super()._after_forward(runner, args, kwargs, losses)
 
-    def _count_instances(self, runner: Runner, model: nn.Module) -> tuple[int, Optional[Tensor]]:
+    def _count_instances(self, runner: Runner) -> tuple[int, Optional[Tensor]]:
         """N, and the labels of all instances, if they are of use and known."""
         if self.given_num_instances is not None:
             return self.given_num_instances, None
         loader = runner.train_dataloader
         with in_context('FGCHook'):
-            refuse_mixing(loader.dataset, _preprocessor(model))
-            index = install_instance_index(loader, runner.train_loop)
+            mixing = self._mixing(runner, runner.epoch)
+            index = install_instance_index(loader, runner.train_loop, mixes=mixing)
         if index.num_items > index.num_instances:
             runner.logger.info(
                 f'FGCHook: the datasets list {index.num_items} items of {index.num_instances} '
@@ -275,6 +289,18 @@ class FGCHook(GateLossHook):
                     "if it starts then: eta=dict(start='budget', value=...)"
                 )
 
-
-def _preprocessor(model: nn.Module) -> Optional[nn.Module]:
-    return getattr(model, 'data_preprocessor', None)
+    def _mixing(self, runner: Runner, next_epoch: int) -> bool:
+        """Whether pictures are mixed now; refused if no hook ends it from an epoch on."""
+        found = mixing_now(runner)
+        if found is None:
+            return False
+        ends = ends_mixing(runner, next_epoch)
+        if ends is None:
+            with in_context('FGCHook'):
+                refuse_mixing(
+                    runner.train_dataloader.dataset, unwrap(runner.model).data_preprocessor
+                )
+        if not self.waits:
+            runner.logger.info(f'FGCHook: {found}; couples when {ends} has taken that out')
+        self.waits = True
+        return True

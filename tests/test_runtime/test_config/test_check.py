@@ -69,6 +69,27 @@ def cfg():
         ),
         ({'model.rpn_head.loss_cls.type': 'L2'}, "model.rpn_head.loss_cls.type='L2' is not in"),
         ({'model.neck.norm_cfg': dict(type='BN9')}, "model.neck.norm_cfg.type='BN9' is not in"),
+        (
+            {
+                'optim_wrapper': dict(
+                    _delete_=True,
+                    optimizer=dict(type='Adam', lr=1e-3),
+                    paramwise_cfg=dict(custom_keys={'gate': dict(lr_mult=10, decay_mult=0.0)}),
+                )
+            },
+            'optim_wrapper.paramwise_cfg.custom_keys.gate.decay_mult has nothing to multiply: '
+            'optim_wrapper.optimizer (Adam) has no weight_decay; drop decay_mult, or give',
+        ),
+        (
+            {
+                'optim_wrapper': dict(
+                    _delete_=True,
+                    optimizer=dict(type='Adam', lr=1e-3),
+                    paramwise_cfg=dict(norm_decay_mult=0.0),
+                )
+            },
+            'optim_wrapper.paramwise_cfg.norm_decay_mult has nothing to multiply',
+        ),
         ({'default_hooks.timer.typ': 1}, "IterTimerHook has no argument 'typ'"),
         ({'train_dataloader.sampler.shufle': 1}, "has no argument 'shufle'; did you mean 'shuffle"),
     ],

@@ -49,7 +49,8 @@ def test_all_ranks_do_the_same(action, digits_cfg, tmp_path):
     )
     done = train_in_two_processes(cfg, tmp_path, timeout=120)
     said = done.stdout + done.stderr
-    place = 'iteration 2{} rank 1: loss is NaN or Inf, and so are the logits of backbone.gates.layer2-1-conv1'
+    gate = 'backbone.gates.layer2-1-conv1'
+    place = f'iteration 2{{}} rank 1: loss is NaN or Inf, and so are the logits of {gate}'
     if action == 'stop':
         assert done.returncode != 0 and 'error: ' + place.format(':') in said, said[-3000:]
         assert not list((tmp_path / 'run').glob('*.pth'))
