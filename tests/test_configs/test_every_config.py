@@ -25,6 +25,7 @@ PAPER_LOSSES = {
 BUDGET_LOSSES = {
     'baseline': set(),
     'fbs': set(),
+    'static': set(),
     'bas': {'loss_batch_shaping', 'loss_budget'},
     'gated': {'loss_budget'},
     'fgc': {'loss_budget', 'loss_fgc'},
@@ -33,7 +34,7 @@ BUDGET_LOSSES = {
 
 
 def stage(name):
-    return re.search('_(baseline|bas_fgc|bas|fbs|gated|fgc)_', name)[1]
+    return re.search('_(baseline|bas_fgc|bas|fbs|static|gated|fgc)_', name)[1]
 
 
 @pytest.mark.parametrize('name', CONFIGS + PAPER + SHORT)

@@ -7,6 +7,7 @@ from gated_resnets import gated_resnet
 
 import fgc_mm
 from fgc_mm.gates import find_gates
+from fgc_mm.inference.slim import slim
 from fgc_mm.macs import count_macs
 
 STATIC = dict(type='StaticGate')
@@ -53,6 +54,23 @@ def test_what_is_worth_least_goes_first():
     fgc_mm.prune(network, 'l2', 0.7, [images])
     mask = find_gates(network)['gates.features-4-conv-0-0'].mask
     assert not mask[::2].any() and mask[1::2].any()
+
+
+@pytest.mark.parametrize('make', [resnet, mobilenet])
+def test_it_slims_to_a_plain_network(make):
+    network, images = make(), torch.rand(2, 3, 64, 64)
+    share = fgc_mm.prune(network, 'random', 0.6, [images])
+    network.eval()
+    gates = find_gates(network)
+    slimmed = slim(network, {name: gate.mask for name, gate in gates.items()}).model
+    slimmed.eval()
+    assert find_gates(slimmed) == {}
+    before, after = network(images), slimmed(images)
+    pairs = zip(before, after, strict=True) if isinstance(before, tuple) else [(before, after)]
+    for one, other in pairs:
+        torch.testing.assert_close(other, one)
+    dense = count_macs(network, images)[0].model_dense
+    assert count_macs(slimmed, images)[0].model_executed / dense == pytest.approx(share)
 
 
 def test_what_is_closed_does_not_matter():
