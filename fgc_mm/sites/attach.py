@@ -255,20 +255,26 @@ class NotReentrant:
 
     def enter(self, *_: Any) -> None:
         """Before the forward pass."""
-        self.before.append(checkpoint.checkpoint)
-        checkpoint.checkpoint = _not_reentrant(checkpoint.checkpoint)
+        self.before.append(checkpoint.CheckpointFunction)
+        checkpoint.CheckpointFunction = _OnePass  # type: ignore[misc, assignment]
 
     def leave(self, *_: Any) -> None:
         """After it, and after an error in it."""
-        checkpoint.checkpoint = self.before.pop()
+        checkpoint.CheckpointFunction = self.before.pop()  # type: ignore[misc]
 
 
-def _not_reentrant(run: Any) -> Any:
-    def checkpointed(function: Any, *args: Any, **kwargs: Any) -> Any:
-        kwargs['use_reentrant'] = False
-        return run(function, *args, **kwargs)
+class _OnePass:
+    """What a checkpoint calls, whoever imported ``checkpoint`` from where."""
 
-    return checkpointed
+    @staticmethod
+    def apply(function: Any, preserve: bool, *args: Any) -> Any:
+        return checkpoint.checkpoint(
+            function, *args, use_reentrant=False, preserve_rng_state=preserve
+        )
+
+
+_CHECKPOINTS = ('with_cp', 'grad_checkpointing', 'use_checkpoint', 'gradient_checkpointing')
+"""What modules call it that they checkpoint."""
 
 
 class KeepModes:
@@ -323,7 +329,7 @@ def connect(network: nn.Module, gates: Gates) -> None:
     modules = dict(network.named_modules())
     sites = list(gates.sites.values())
     network.add_module(NAME, gates)
-    if any(getattr(part, 'with_cp', False) for part in modules.values()):
+    if any(getattr(m, name, False) is True for m in modules.values() for name in _CHECKPOINTS):
         around = NotReentrant()
         network.register_forward_pre_hook(around.enter)
         network.register_forward_hook(around.leave, always_call=True)

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import sys
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Optional
 
 import torch
@@ -85,12 +86,12 @@ class GateLossHook(Hook):
             )
         self._logs = next(h for h in runner.hooks if isinstance(h, GateLossHook)) is self
         self._attached.remove()
-        self._attached.before(model, self._before_forward)
+        self._attached.before(model, not_compiled(self._before_forward))
 
         def after_forward(model: nn.Module, args: tuple, kwargs: dict, losses: Any) -> Any:
             return self._after_forward(runner, args, kwargs, losses)
 
-        self._attached.after(model, after_forward, with_kwargs=True)
+        self._attached.after(model, not_compiled(after_forward), with_kwargs=True)
 
     def values_of_step(self) -> Iterator[tuple[str, Tensor]]:
         """Logits and features of the gates that ran, for
@@ -162,3 +163,16 @@ class GateLossHook(Hook):
         if TASK_LOSS not in losses:
             losses = {TASK_LOSS if n == 'loss' else n: part for n, part in losses.items()}
         return {**losses, self.loss_name: value}
+
+
+def not_compiled(run: Callable) -> Callable:
+    """Keep a function out of a model that is compiled, as by ``compile=True``: the losses on gates
+    search banks, look at values and change state.
+
+    Args:
+        run (Callable): The function.
+    """
+    # Without it nothing has been compiled, and importing it takes a second.
+    if 'torch._dynamo' not in sys.modules:
+        return run
+    return torch.compiler.disable(run)
