@@ -29,7 +29,7 @@ from ..runtime import launch, unwrap
 from ..runtime.checkpoints.file import existing
 from ..tasks import annotation_fields, task_of_sample
 from .gate_table import MACS, SPACES, GateTable
-from .layer_costs import LayerCosts
+from .layer_costs import layer_costs
 from .progress import progress
 
 _FORMAT = 3  # of the cache; raised when what is gathered changes
@@ -177,7 +177,8 @@ def _run(
     runner: Runner, cfg: Config, checkpoint: str, split: str, max_images: Optional[int]
 ) -> GateTable:
     model = unwrap(runner.model)
-    gates = find_gates(model)
+    # What a gate decides for levels and regions is not one figure of a picture.
+    gates = {name: gate for name, gate in find_gates(model).items() if gate.once_per_picture}
     dataset = build_dataset(cfg, split)
     count = len(dataset)
     if not count:
@@ -188,7 +189,7 @@ def _run(
     settings['sampler'] = dict(type='DefaultSampler', shuffle=False)
     loader = runner.build_dataloader(settings)
     backbone = _backbone(cfg)
-    counter, costs = PredictionCounter(model, backbone), LayerCosts(model, backbone)
+    counter = PredictionCounter(model, backbone)
     kept: dict[str, dict[str, list]] = {kind: {name: [] for name in gates} for kind in SPACES}
     amount: list[np.ndarray] = []
     objects: list[int] = []
@@ -197,7 +198,6 @@ def _run(
     names = (getattr(dataset, 'metainfo', None) or {}).get('classes') or ()
     task = ''
     counter.attach()
-    costs.attach()
     for gate in gates.values():
         gate.wants_feature = True
     try:
@@ -205,7 +205,6 @@ def _run(
             for batch in loader:
                 outputs = model.test_step(batch)  # type: ignore[operator]
                 images = [read_macs(sample) for sample in outputs]
-                costs.settle(images)
                 for sample in batch['data_samples']:
                     own = task_of_sample(sample)
                     if not own.name:
@@ -226,7 +225,6 @@ def _run(
                 advance(len(images))
     finally:
         counter.detach()
-        costs.detach()
     width = max(len(names), *map(len, amount))
     whole = {kind: {n: np.concatenate(v) for n, v in own.items()} for kind, own in kept.items()}
     return GateTable(
@@ -239,7 +237,7 @@ def _run(
         positions=positions,
         paths=paths,
         macs=np.array(macs),
-        costs=costs.rows(),
+        costs=layer_costs(counter.tracer, wanted),
         info=dict(
             checkpoint=Path(checkpoint).name,
             split=split,
@@ -264,7 +262,7 @@ def _hooks(cfg: Config, name: str) -> list[Any]:
 
 
 def _backbone(cfg: Config) -> str:
-    return next((h.get('backbone') for h in _hooks(cfg, 'GatedMACsHook')), None) or 'backbone'
+    return next((h.get('backbone', 'backbone') for h in _hooks(cfg, 'GatedMACsHook')), 'backbone')
 
 
 def _coupled(model: nn.Module, cfg: Config) -> list[str]:

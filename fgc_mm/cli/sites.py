@@ -137,13 +137,10 @@ def print_part(model: Any, part: str, found: Found, macs: dict, gates: set[str])
         head = ('site', 'the gate reads the input of', 'consumers', 'channels', 'MACs', '')
         print(table(head, rows))
     if found.refused:
-        total = sum(own.values())
-        rows = [
-            (r.name, percent(own.get(r.name, 0) / total if total else 0.0), r.reason)
-            for r in found.refused
-        ]
-        print(f'\nno sites: {len(rows)} layers\n')
-        print(table(('layer', 'MACs', 'why'), rows))
+        total = sum(own.values()) or 1
+        print(f'\nno sites: {len(found.refused)} layers\n')
+        others = [(r.name, percent(own.get(r.name, 0) / total), r.reason) for r in found.refused]
+        print(table(('layer', 'MACs', 'why'), others))
     print('\n' + totals(f'all {len(found.sites)} sites', found.sites, network, own, part))
     gated = [site for site in found.sites if notes.get(site.name) == 'gated']
     if gated:

@@ -102,20 +102,20 @@ class PredictionCounter:
         model = unwrap(model)
         self._tta = model if isinstance(model, BaseTTAModel) else None
         self._model = unwrap(model.module) if isinstance(model, BaseTTAModel) else model
-        self._tracer = MACsTracer(self._model, backbone)
+        self.tracer = MACsTracer(self._model, backbone)
         self._attached = Attachments()
 
     def attach(self) -> None:
         """Start counting."""
-        self._tracer.attach()
-        self._attached.before(self._model, lambda *_: self._tracer.reset())
+        self.tracer.attach()
+        self._attached.before(self._model, lambda *_: self.tracer.reset())
         self._attached.after(self._model, self._after_forward, with_kwargs=True)
         if self._tta is not None:
             self._wrap_merge(self._tta)
 
     def detach(self) -> None:
         """Stop counting."""
-        self._tracer.detach()
+        self.tracer.detach()
         self._attached.remove()
         if self._tta is not None:
             self._tta.__dict__.pop('merge_preds', None)
@@ -129,7 +129,7 @@ class PredictionCounter:
             samples.pop()
         if not samples:
             return
-        for sample, macs in zip(samples, self._tracer.take(len(samples)), strict=True):
+        for sample, macs in zip(samples, self.tracer.take(len(samples)), strict=True):
             _write(sample, macs)
 
     def _wrap_merge(self, tta: BaseTTAModel) -> None:

@@ -19,11 +19,12 @@ _ACTS = (nn.ReLU, nn.ReLU6, nn.SiLU)
 
 @dataclass
 class Fold:
-    """The norm and the activation after a layer, by their names, where nothing else reads what lies
-    in between."""
+    """The norm and the activation after a layer, by their names, and whether a tensor is added in
+    between, where nothing else reads what lies there."""
 
     norm: Optional[str] = None
     act: Optional[str] = None
+    adds: bool = False
 
 
 def find_folds(record: Record, modules: Mapping[str, nn.Module]) -> dict[str, Fold]:
@@ -49,7 +50,8 @@ def find_folds(record: Record, modules: Mapping[str, nn.Module]) -> dict[str, Fo
             return None
         node = record.nodes[found[0]]
         first = node.args[0] if node.args else None
-        return node if isinstance(first, Ref) and first.value == ref.value else None
+        starts = isinstance(first, Ref) and first.value == ref.value
+        return node if starts or _is_sum(node) else None
 
     folds: dict[str, Fold] = {}
     for name, nodes in calls.items():
@@ -65,12 +67,24 @@ def find_folds(record: Record, modules: Mapping[str, nn.Module]) -> dict[str, Fo
             fold.norm = first.module
             after = [next_of(node.outputs[0]) for node in after if node is not None]
             first = after[0]
-        if first is not None and type(modules[first.module]) in _ACTS:
+        if all(node is not None and _is_sum(node) for node in after):
+            sums = [next_of(node.outputs[0]) for node in after if node is not None]
+            fold.adds = True
+            if all(node is not None and type(modules[node.module]) is nn.ReLU for node in sums):
+                fold.act = sums[0].module if sums[0] is not None else None
+        elif first is not None and type(modules[first.module]) in _ACTS:
             kind = type(modules[first.module])
             if all(node is not None and type(modules[node.module]) is kind for node in after):
                 fold.act = first.module
         folds[name] = fold
     return folds
+
+
+def _is_sum(node: Node) -> bool:
+    """Whether it adds two tensors of one shape."""
+    shapes = [value.shape for value in node.args if isinstance(value, Ref)]
+    same = len(shapes) == len(node.args) == 2 and shapes[0] == shapes[1]
+    return base_name(node.op) == 'add' and same and not node.kwargs
 
 
 def is_foldable(norm: Any) -> bool:

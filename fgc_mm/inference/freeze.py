@@ -26,7 +26,16 @@ from .decisions import Decisions
 from .folds import Fold, find_folds
 from .frozen_layer import ActivationForward, LayerForward, ScaledForward, SkippedForward
 from .frozen_pass import Pass, Side
-from .frozen_sites import factors_of, groups, paths_of, region_of, sites_of, within
+from .frozen_sites import (
+    factors_of,
+    first_of,
+    groups,
+    paths_of,
+    put_back,
+    region_of,
+    sites_of,
+    within,
+)
 from .frozen_source import RegionForward, SourceForward, without_hooks
 from .memory import to_contiguous
 from .ways import WAYS, Ways
@@ -170,7 +179,7 @@ class Freezer:
             if forward is not None:
                 module.__dict__['forward'] = forward
         for module, order, taken in self._hooks:
-            _put_back(module, order, taken)
+            put_back(module, order, taken)
         self._before, self._hooks, self._root, self.ready = [], [], None, False
 
     def prepare(self, args: tuple, kwargs: dict) -> None:
@@ -197,7 +206,7 @@ class Freezer:
         self.state.recorded = True
         try:
             with without_hooks(modules.values()):
-                return record_pass(self.network, *_first(args, kwargs), is_layer)
+                return record_pass(self.network, *first_of(args, kwargs), is_layer)
         except ExampleError:
             return None
         finally:
@@ -258,7 +267,9 @@ class Freezer:
             act = modules[fold.act] if fold.act else None
             act = act if act is None or 'forward' not in act.__dict__ or _ours(act) else None
             last = self.channels_last and within(name, inner)
-            self._replace(layer, LayerForward(layer, self.state, norm, act, reads, makes, last))
+            self._replace(
+                layer, LayerForward(layer, self.state, norm, act, reads, makes, last, fold.adds)
+            )
             if norm is not None:
                 self._replace(norm, SkippedForward(norm, self.state))
                 self.report.norms += 1
@@ -392,28 +403,3 @@ def _inner_of(modules: Mapping[str, nn.Module]) -> str:
 
 def _ours(act: nn.Module) -> bool:
     return isinstance(act.__dict__.get('forward'), ActivationForward)
-
-
-def _put_back(module: nn.Module, order: list, taken: list) -> None:
-    """Hooks that were taken off a module, in their places."""
-    hooks, flags = module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs
-    mine = {number: (hook, flag) for number, hook, flag in taken}
-    now = dict(hooks)
-    hooks.clear()
-    for number in order:
-        if number in mine:
-            hooks[number] = mine[number][0]
-            if mine[number][1]:
-                flags[number] = True
-        elif number in now:
-            hooks[number] = now.pop(number)
-    hooks.update(now)
-
-
-def _first(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """The first image of a batch, if tensors are all there is."""
-    values = [*args, *kwargs.values()]
-    count = len(values[0]) if values and isinstance(values[0], Tensor) else 0
-    if not all(isinstance(v, Tensor) and v.dim() and len(v) == count for v in values):
-        return args, kwargs
-    return tuple(v[:1] for v in args), {name: v[:1] for name, v in kwargs.items()}

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Optional
 
 import torch.nn as nn
+from torch import Tensor
 
 from ..gates import Gate
 from ..sites import Gates, Site
@@ -81,3 +82,28 @@ def region_of(
             return path
         common = common[:-1]
     return ''
+
+
+def put_back(module: nn.Module, order: list, taken: list) -> None:
+    """Hooks that were taken off a module, in their places."""
+    hooks, flags = module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs
+    mine = {number: (hook, flag) for number, hook, flag in taken}
+    now = dict(hooks)
+    hooks.clear()
+    for number in order:
+        if number in mine:
+            hooks[number] = mine[number][0]
+            if mine[number][1]:
+                flags[number] = True
+        elif number in now:
+            hooks[number] = now.pop(number)
+    hooks.update(now)
+
+
+def first_of(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """The first image of a batch, if tensors are all there is."""
+    values = [*args, *kwargs.values()]
+    count = len(values[0]) if values and isinstance(values[0], Tensor) else 0
+    if not all(isinstance(v, Tensor) and v.dim() and len(v) == count for v in values):
+        return args, kwargs
+    return tuple(v[:1] for v in args), {name: v[:1] for name, v in kwargs.items()}

@@ -59,6 +59,9 @@ class MACsTracer:
         >>> detector(x)
         >>> [image.pruning_ratio for image in tracer.take(len(x))]
         [0.41, 0.37]
+
+    Attributes:
+        by_layer (dict): Layer -> its dense and its executed MACs over all images taken so far.
     """
 
     def __init__(self, model: nn.Module, backbone: str = '') -> None:
@@ -69,6 +72,7 @@ class MACsTracer:
         self._regions = Regions(model)
         self._attached = Attachments()
         self.calls: list[Call] = []
+        self.by_layer: dict[str, tuple[float, float]] = {}
 
     def reset(self) -> None:
         """Forget everything counted so far."""
@@ -126,6 +130,8 @@ class MACsTracer:
                     for values in (each, each * share)
                 )
             executed[:, side] += done
+            before = self.by_layer.get(call.layer, (0.0, 0.0))
+            self.by_layer[call.layer] = before[0] + float(part.sum()), before[1] + float(done.sum())
             if not is_gate:
                 dense[:, side] += part
         gates = tuple((name, gate.channels) for name, gate in self.gates.items())
