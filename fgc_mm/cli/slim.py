@@ -40,7 +40,7 @@ def check_owner(config: Path, target: Path) -> None:
     """Refuse to part a config from the slimmed checkpoint it is loaded with."""
     for path in sorted({config, *config.parent.glob('*_slim.py')}):
         text = path.read_text(errors='replace') if path.is_file() else ''
-        found = re.search(r'^load_from = ([\'"].+[\'"])$', text, re.MULTILINE)
+        found = re.search(r'^load_from ?= ?([\'"].+[\'"])$', text, re.MULTILINE)
         if found is None:
             if text and path == config:
                 raise UsageError(f'{path} is none of a slimmed network; give --out-dir')

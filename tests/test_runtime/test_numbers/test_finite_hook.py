@@ -155,7 +155,8 @@ WHERE = {
     'picture': (nan_picture, 'loss_task is NaN or Inf, and so are the pictures .* number 1 of the'),
     'layer': (
         nan_after('backbone.layer2.0.conv1'),
-        'loss_task .* so are the features of backbone.gates.layer2-0-conv1',
+        # Whose gate is not coupled: its feature is not kept, the next block's gate reads NaN.
+        'loss_task .* so are the logits of backbone.gates.layer2-1-conv1',
     ),
     'gradient': (nan_gradient, 'the gradients of head.weight.* are NaN or Inf'),
 }

@@ -67,6 +67,8 @@ class Recorder(Hook):
         # At last a batch that only rank 1 cannot read.
         records = {n: g.record for n, g in find_gates(unwrap(runner.model)).items()}
         size = len(next(iter(records.values())).logits)
+        for record in records.values():  # the last pass was a validation
+            record.feature = torch.zeros_like(record.logits)
         samples = [BaseDataElement(metainfo=dict(instance_idx=0)) for _ in range(size)]
         try:
             shown = [None] * size if get_rank() else samples
