@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from mmcv.cnn.bricks.wrappers import Conv2d as MMConv2d
 from mmcv.cnn.bricks.wrappers import Linear as MMLinear
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from . import kernels
 from .frozen_pass import Pass, Side
@@ -52,7 +51,7 @@ class LayerForward:
     ) -> None:
         self.layer = layer
         self.state = state
-        self.after = act if adds else None
+        self.adds = adds and act is not None
         self.act = act = None if adds else act
         self.ins, self.outs = ins, outs
         self.name, self.scalars, self.algorithm = kernels.activation(act)
@@ -67,7 +66,6 @@ class LayerForward:
         )
         self.product = self.pointwise and not self.linear and layer.stride == (1, 1)
         self.has_kernel = self.is_plain and kernels.takes(layer)
-        self.adds = adds and self.has_kernel and kernels.ADDS
         self.turns = self.has_kernel and outs is None and kernels.turns(layer)
         self.last = last and self.weight.dim() == 4
         if self.last:  # a convolution returns the layout of its weight
@@ -99,6 +97,9 @@ class LayerForward:
         out = self._run(x, rows, cols, key)
         if self.act is not None:
             state.done = out
+        elif self.adds and kernels.fits(out):
+            out = out.as_subclass(Summand)
+            out.state = state
         if state.clocks and self.ins is not None:
             now = perf_counter()
             for site, _ in self.ins.ends:
@@ -132,12 +133,6 @@ class LayerForward:
             weight, bias = self._kept(rows, cols, key)
             shape = self.layer.stride, self.layer.padding, self.layer.dilation, groups
             return self._activated(_CONVOLVE[type(self.layer)](x, weight, bias, *shape))
-        if self.adds and rows is None:
-            if key is not None:
-                weight, bias = self._pack(rows, cols, key, x, groups)
-            else:
-                weight, bias = self._weights(rows, cols)
-            return Awaited.of(self, x, weight, bias, groups)
         if self.product and x.size(0) * x.size(2) * x.size(3) <= PRODUCT_POSITIONS:
             weight, bias = self._kept(rows, cols, key)
             return self._multiply(x, weight, bias)
@@ -255,66 +250,30 @@ class LayerForward:
         return {**self.__dict__, '_packed': {}}
 
 
-class Awaited(Tensor):
-    """The output of a convolution that waits for what is added to it.
+class Summand(Tensor):
+    """The output of a layer to which another tensor is added, before a ReLU: both are one pass over
+    memory. Whatever else is done with it sees an ordinary tensor."""
 
-    Anything else that is done with it computes it first.
-    """
-
-    layer: LayerForward
-    given: tuple
-    known: Optional[Tensor]
-
-    @staticmethod
-    def of(layer: LayerForward, x: Tensor, *weights: Any) -> Awaited:
-        """Of a layer that is called with ``x``."""
-        conv = layer.layer
-        each = conv.kernel_size, conv.stride, conv.padding, conv.dilation
-        sides = zip(x.shape[2:], *each, strict=True)
-        size = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sides]
-        shape = (x.size(0), layer.channels, *size)
-        found: Any = torch.empty(shape, dtype=x.dtype, device='meta').as_subclass(Awaited)
-        found.__dict__.update(layer=layer, given=(x, *weights), known=None)
-        return found
-
-    def plain(self) -> Tensor:
-        """The output itself."""
-        if self.known is None:
-            x, weight, bias, groups = self.given
-            self.known = kernels.convolve(self.layer.layer, x, weight, bias, groups, 'none', [], '')
-        return self.known
-
-    def plus(self, other: Tensor) -> Tensor:
-        """The sum, after the activation if a ReLU follows."""
-        if self.known is not None or not kernels.fits(other):
-            return self.plain().add_(other)
-        x, weight, bias, groups = self.given
-        relu = self.layer.after is not None
-        out = kernels.convolve_add(self.layer.layer, x, other, weight, bias, groups, relu)
-        if relu:
-            self.layer.state.done = out
-        return out
+    state: Pass
 
     @classmethod
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple = (), kwargs: Optional[dict] = None
     ) -> Any:
-        if func in _SIZES:
-            with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **(kwargs or {}))
-        if func in _SUMS and len(args) == 2 and not kwargs:
-            mine, other = args if isinstance(args[0], Awaited) else args[::-1]
-            other = other.plain() if isinstance(other, Awaited) else other
-            if isinstance(other, Tensor) and other.shape == mine.shape:
-                return mine.plus(other)
-        args, kwargs = tree_map(
-            lambda v: v.plain() if isinstance(v, Awaited) else v, (args, kwargs or {})
-        )
-        return func(*args, **kwargs)
+        with torch._C.DisableTorchFunctionSubclass():
+            if func in _SUMS and len(args) == 2 and not kwargs:
+                mine, other = args if isinstance(args[0], Summand) else args[::-1]
+                if isinstance(other, Tensor) and (other.shape, other.dtype) == (
+                    mine.shape,
+                    mine.dtype,
+                ):
+                    out = torch._add_relu_(mine.as_subclass(Tensor), other.as_subclass(Tensor))
+                    mine.state.done = out
+                    return out
+            return func(*args, **(kwargs or {}))
 
 
 _SUMS = (Tensor.__iadd__, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.add, torch.add)
-_SIZES = (Tensor.size, Tensor.dim, Tensor.shape.__get__)  # type: ignore[attr-defined]
 
 
 class SkippedForward:

@@ -12,20 +12,17 @@ from torch import Tensor
 Activation = tuple[str, list, str]
 
 
-def _find(name: str, arguments: int, overload: str = 'default') -> Optional[torch._ops.OpOverload]:
+def _find(name: str, arguments: int) -> Optional[torch._ops.OpOverload]:
     """An operator of PyTorch's oneDNN library, None if this build lacks it or has
     another one of that name."""
     try:
-        found = getattr(getattr(torch.ops.mkldnn, name), overload)
+        found = getattr(torch.ops.mkldnn, name).default
     except (AttributeError, RuntimeError):
         return None
     return found if len(found._schema.arguments) == arguments else None
 
 
 _CONVOLVE = _find('_convolution_pointwise', 10)
-_ADD = _find('_convolution_pointwise', 13, 'binary')
-ADDS = _ADD is not None
-"""Whether there is :func:`convolve_add`."""
 _TURN = _find('_convolution_transpose_pointwise', 11)
 _REORDER = _find('_reorder_convolution_weight', 6)
 
@@ -126,25 +123,6 @@ def convolve(
     """
     assert _CONVOLVE is not None
     return _CONVOLVE(x, weight, bias, conv.padding, conv.stride, conv.dilation, groups, *act)
-
-
-def convolve_add(
-    conv: nn.Conv2d,
-    x: Tensor,
-    other: Tensor,
-    weight: Tensor,
-    bias: Optional[Tensor],
-    groups: int,
-    relu: bool,
-) -> Tensor:
-    """:func:`convolve`, the sum with another tensor, and the ReLU after that.
-
-    On large maps the passes over memory this spares take longer than a pointwise convolution.
-    """
-    assert _ADD is not None
-    act = 'relu' if relu else None
-    shape = conv.padding, conv.stride, conv.dilation, groups
-    return _ADD(x, other, weight, bias, *shape, 'add', 1.0, act, [], None)
 
 
 def convolve_turned(
