@@ -1,6 +1,7 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
 """tools/slim.py and tools/test.py --sparse on the demo configs."""
 
+import importlib
 import json
 import os
 import pickle
@@ -12,7 +13,12 @@ import pytest
 import torch
 from mmengine.config import Config
 
-DEMOS = ('resnet18_digits_gated', 'faster_rcnn_r18_digits_gated', 'pspnet_r18_digits_gated')
+BUILDERS = {
+    'resnet18_digits_gated': ('mmpretrain.apis', 'get_model'),
+    'faster_rcnn_r18_digits_gated': ('mmdet.apis', 'init_detector'),
+    'pspnet_r18_digits_gated': ('mmseg.apis', 'init_model'),
+}
+DEMOS = tuple(BUILDERS)
 
 
 def assert_same_predictions(samples, wanted):
@@ -83,6 +89,15 @@ def test_slim_then_test_masked_and_sparse(name, run_tool, short_options, demo_ch
         assert_same_predictions(found[kind], found['before'])
         assert executed(found[kind]) == pytest.approx(after['macs/backbone_executed_G'])
         assert executed(found[kind]) < executed(found['before'])
+
+    # The packages' own way to a model.
+    builder = BUILDERS[name]
+    build = getattr(importlib.import_module(builder[0]), builder[1])
+    built = build(str(tmp_path / f'{name}_slim.py'), str(tmp_path / 'model_slim.pth'), device='cpu')
+    weights = torch.load(tmp_path / 'model_slim.pth', weights_only=False)['state_dict']
+    own = built.state_dict()
+    assert set(own) == set(weights)
+    assert all(torch.equal(own[key], value) for key, value in weights.items())
 
 
 def test_tolerance_reports_the_change(run_tool, short_options, demo_checkpoint, tmp_path):

@@ -119,6 +119,8 @@ MODELS = {
         dict(type='VisionTransformer', img_size=64, patch_size=16,
              arch=dict(embed_dims=16, num_layers=2, num_heads=2, feedforward_channels=32)),
         16, False)),
+    'timm': ('mmpretrain', lambda: classifier(
+        dict(type='TIMMBackbone', model_name='resnet10t', pretrained=False), 512)),
 }  # fmt: skip
 
 
