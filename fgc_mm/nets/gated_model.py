@@ -12,7 +12,7 @@ import torch
 import torch.nn as nn
 
 from ..errors import UsageError, in_context
-from ..sites import Found, Site, attach
+from ..sites import Found, Site, gate_sites
 from ..sites.choose import Choice, choose
 from ..sites.gate import gate as gate_network
 from ..sites.gate import narrow_found, narrowed, remember, stem_of
@@ -109,7 +109,7 @@ def _gate_parts(
     for part, mine in found.items():
         own = [site for site in mine.sites if f'{part}.{site.name}' in chosen]
         if own:
-            gates = attach(model.get_submodule(part), own, gate, follow_freeze)
+            gates = gate_sites(model.get_submodule(part), own, gate, follow_freeze)
             gates.example = InModel(part, shape)
             own_widths = {
                 name.removeprefix(f'{part}.'): kept
