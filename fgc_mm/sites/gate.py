@@ -12,8 +12,9 @@ import torch.nn as nn
 
 from ..errors import UsageError, in_context
 from .choose import Choice, choose
+from .container import Gates
 from .find import Example, Found, find_sites
-from .gate_sites import Gates, gate_sites
+from .forward_hooks import gate_sites
 from .narrow import Kept, narrow
 from .origin import Gating, outline
 from .site import Site
