@@ -20,7 +20,7 @@ from ..runtime.untrusted.config_text import plain_values
 from ..runtime.untrusted.loading import guarded_loading
 from ..sites.gate import gate as gate_network
 from ..sites.gate import narrowed
-from ..sites.origin import Gating, filled, from_plain, to_plain
+from ..sites.origin import Gating, filled, from_plain
 from .descriptions import build_described, check_description, gates_itself, plain_config
 from .gating_config import with_gating
 
@@ -63,7 +63,7 @@ def save(
     )
     for name, gating in found.items():
         if name not in own:
-            described['gating'].append(dict(to_plain(gating), network=name))
+            described['gating'].append(dict(vars(gating), network=name))
     check_description(described)
     meta: dict[str, Any] = dict(fgc_mm=dict(described, version=VERSION))
     if isinstance(getattr(network, 'dataset_meta', None), Mapping):

@@ -19,8 +19,7 @@ from ..runtime import Attachments
 from ..sites import Gates
 from ..sites.forward_hooks import add_gates, remove_gates
 from ..sites.narrow import narrow, replace_tensor, source_mask
-from ..sites.origin import Gating, InModel, finder_of
-from ..sites.parts import seen_from, seen_in
+from ..sites.origin import Gating, InModel, example_of
 from ..sites.site import Site
 
 
@@ -141,14 +140,14 @@ def _slim_network(
     if isinstance(gates.example, InModel):
         part = gates.example.part
         model = slimmed.model.get_submodule(path.removesuffix(part).rstrip('.'))
-        whole = [seen_in(part, site) for site in before]
+        whole = [site.seen_from(part) for site in before]
         wide = {f'{part}.{name}': mask for name, mask in kept.items()}
-        after, refused = narrow(model, whole, wide, finder_of(gates))
-        after = [seen_from(part, site) for site in after]
+        after, refused = narrow(model, whole, wide, example_of(gates))
+        after = [site.seen_in(part) for site in after]
         refused = {name.removeprefix(f'{part}.'): reason for name, reason in refused.items()}
     else:
         network = slimmed.model.get_submodule(path)
-        after, refused = narrow(network, before, kept, finder_of(gates))
+        after, refused = narrow(network, before, kept, example_of(gates))
     masks = {
         site.name: np.ones(site.channels, bool)
         if site.name in refused

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Optional, Union
 
@@ -12,14 +11,16 @@ import torch
 import torch.nn as nn
 
 from ..errors import UsageError, in_context
-from ..sites import Found, Site, gate_sites
+from ..sites import Found, gate_sites
 from ..sites.choose import Choice, choose
+from ..sites.find import find_in_model
 from ..sites.gate import gate as gate_network
 from ..sites.gate import narrow_found, narrowed, remember, stem_of
 from ..sites.narrow import Kept
 from ..sites.origin import InModel
-from ..sites.parts import check_parts, find_in_model, in_part, is_in
+from ..sites.parts import check_parts, in_part
 from ..sites.recorder import ExampleError
+from ..sites.site import is_in
 from .weights import watch_weights
 
 Shape = tuple[int, int, int]
@@ -102,7 +103,7 @@ def _gate_parts(
     named, stem = [], []
     for part, mine in found.items():
         check_found(model, part, mine)
-        named += [_under(part, site) for site in mine.sites]
+        named += [site.seen_from(part) for site in mine.sites]
         if mine.first:
             stem = [f'{part}.{name}' for name in stem_of(model.get_submodule(part), mine)]
     chosen = {site.name for site in choose(named, sites, stem, convs)}
@@ -139,19 +140,3 @@ def check_found(model: nn.Module, part: str, found: Found) -> None:
     if not found.sites:
         reasons = '; '.join(f'{r.name}: {r.reason}' for r in found.refused[:3])
         raise UsageError(f'Gated: {name} has no site to put a gate on ({reasons}); leave it out')
-
-
-def _under(part: str, site: Site) -> Site:
-    """A site under the name it has in the model, for choosing among those of several parts."""
-
-    def whole(name: str) -> str:
-        return f'{part}.{name}' if name else part
-
-    first, *more = site.producers
-    consumers = tuple(replace(end, module=whole(end.module)) for end in site.consumers)
-    return replace(
-        site,
-        source=whole(site.source),
-        producers=(replace(first, module=whole(first.module)), *more),
-        consumers=consumers,
-    )
