@@ -17,7 +17,7 @@ from ..errors import UsageError
 from ..gates import Gate, find_gates
 from ..runtime import Attachments
 from ..sites import Gates
-from ..sites.attach import connect, disconnect
+from ..sites.forward_hooks import add_gates, remove_gates
 from ..sites.narrow import narrow, replace_tensor, source_mask
 from ..sites.origin import Gating, InModel, finder_of
 from ..sites.parts import seen_from, seen_in
@@ -118,12 +118,12 @@ def slim(model: nn.Module, shares: dict[str, Tensor], tolerance: float = 0.0) ->
     containers = [n for n, m in slimmed.model.named_modules() if isinstance(m, Gates)]
     paths = {name: name.rpartition('.')[0] for name in containers}
     # All of them first: sites are found in a model without gates.
-    taken = {name: disconnect(slimmed.model.get_submodule(paths[name])) for name in containers}
+    taken = {name: remove_gates(slimmed.model.get_submodule(paths[name])) for name in containers}
     for name, gates in taken.items():
         _slim_network(slimmed, paths[name], name, gates, shares, tolerance)
     for name, gates in taken.items():
         if gates.sites:
-            connect(slimmed.model.get_submodule(paths[name]), gates)
+            add_gates(slimmed.model.get_submodule(paths[name]), gates)
     return slimmed
 
 

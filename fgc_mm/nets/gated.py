@@ -14,7 +14,7 @@ from mmengine.registry import MODELS
 
 from ..errors import UsageError, in_context
 from ..gates import check_gate
-from ..sites import attach
+from ..sites import gate_sites
 from ..sites.choose import Choice, choose
 from ..sites.gate import DEFAULT_GATE, narrow_found, narrowed, remember, stem_of
 from ..sites.gate import gate as gate_network
@@ -197,7 +197,7 @@ def gate_in_model(
             if not own:
                 continue
             network = model.get_submodule(part)
-            gates = attach(network, own, gate, follow_freeze)
+            gates = gate_sites(network, own, gate, follow_freeze)
             gates.example = InModel(part, shape)
             left = {
                 name.removeprefix(f'{part}.'): kept

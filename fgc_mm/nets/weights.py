@@ -15,7 +15,7 @@ from mmengine.logging import print_log
 from ..errors import CheckpointError
 from ..gates import find_gates
 from ..sites import Gates
-from ..sites.attach import NAME
+from ..sites.container import NAME
 
 _OLD_GATE = re.compile(r'(?P<block>.+)\.gate(?P<number>\d)\.(?P<rest>.+)')
 _MOBILE = ('expand_conv', 'depthwise_conv', 'linear_conv')
