@@ -11,6 +11,7 @@ from typing import Any, Union
 
 import numpy as np
 
+from ..errors import UsageError
 from ..files import write_files
 from ..gates import match_blocks
 
@@ -92,6 +93,11 @@ class GateTable:
         """Name of a class; of -1 'none'."""
         return self.classes[index] if index >= 0 else 'none'
 
+    @property
+    def categories(self) -> list[str]:
+        """N: the name of the main class."""
+        return [self.class_name(int(index)) for index in self.main_class]
+
     def choose(
         self, layers: Union[str, int, Sequence[Union[str, int]]], key: str = 'layers'
     ) -> list[str]:
@@ -102,21 +108,32 @@ class GateTable:
                 :func:`~fgc_mm.gates.utils.match_blocks`; names of gates as well.
             key (str): What the choice is called, for the error. Defaults to 'layers'.
         """
-        wanted = [layers] if isinstance(layers, (str, int)) else list(layers)
-        known = {written: name for name in self.layers for written in (name, site_name(name))}
-        known |= {short_name(name, self.layers): name for name in self.layers}
-        chosen = {known[item] for item in wanted if item in known}
-        rest = [item for item in wanted if item not in known]
-        if rest:
-            block_of = {name: site_name(name).rpartition('.')[0] for name in self.layers}
-            block_of |= self.info.get('blocks', {})
-            found = match_blocks(rest, list(dict.fromkeys(block_of.values())), key)
-            chosen |= {name for name in self.layers if block_of[name] in found}
+        block_of = {name: site_name(name).rpartition('.')[0] for name in self.layers}
+        block_of |= self.info.get('blocks', {})
+        blocks = list(dict.fromkeys(block_of.values()))
+        chosen: set[str] = set()
+        for item in [layers] if isinstance(layers, (str, int)) else layers:
+            own = {
+                name
+                for name in self.layers
+                if item in (name, site_name(name), short_name(name, self.layers))
+            }
+            found = [] if own else match_blocks(item, blocks, key)
+            chosen |= own | {name for name in self.layers if block_of[name] in found}
         return [name for name in self.layers if name in chosen]
 
     def gates(self, layer: str, space: str = 'logits') -> np.ndarray:
         """One gate's N x C values."""
         return getattr(self, space)[layer]
+
+    def check_finite(self, checkpoint: str) -> None:
+        """See that the training did not diverge."""
+        for name in self.layers:
+            if not (np.isfinite(self.logits[name]).all() and np.isfinite(self.feature[name]).all()):
+                raise UsageError(
+                    f'{checkpoint}: gate {name} gives NaN or Inf; the training has diverged, take '
+                    'an earlier checkpoint'
+                )
 
     def save(self, path: Path) -> None:
         """Write an ``.npz`` file."""
