@@ -133,7 +133,8 @@ def tradeoff_figure(rows: Sequence[Row], metric: str, title: str = '') -> Figure
             dots = [(100 - x, y) for r in own for x, y in zip(r.ratio, r.metric, strict=True)]
             look = style.run_look(number)
             axes.plot(*zip(*sorted(means), strict=True), label=series or None, **look)
-            axes.scatter(*zip(*dots, strict=True), s=8, alpha=0.5, color=look['color'])
+            left, up = zip(*dots, strict=True)
+            axes.scatter(left, up, s=8, alpha=0.5, color=look['color'])
         across = "executed MACs of the backbone, % of the dense one's"
         axes.set(xlabel=across, ylabel=metric_label(metric), title=title)
         axes.grid(True)
