@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> None:
     from ..gates import find_gates
     from ..macs import layer_macs
     from ..sites import Gates
-    from ..sites.attach import disconnect
+    from ..sites.forward_hooks import remove_gates
     from ..sites.parts import check_parts, find_in_model, find_in_part, in_part
     from ..tasks import task_of_model
     from .config import load_config
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> None:
     }  # by the names of sites, with - for .
     for name, module in [*model.named_modules()]:
         if isinstance(module, Gates):
-            disconnect(model.get_submodule(name.rpartition('.')[0]))
+            remove_gates(model.get_submodule(name.rpartition('.')[0]))
     height, width = args.example
     channels = first_channels(model)
     shape = (channels, height, width)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from ..errors import CheckpointError, UsageError
-from .attach import Gates
+from .container import Gates
 from .find import Example, Found, find_sites
 from .parts import find_in_model
 
@@ -75,7 +75,7 @@ class Gating:
         gate (dict, optional): Config of the gates, None if there is none.
         sites (list[str]): Names of the sites with a gate.
         widths (dict): Site -> the channels that are left, of those that have lost some.
-        follow_freeze (bool): See :func:`~fgc_mm.sites.attach`.
+        follow_freeze (bool): See :func:`~fgc_mm.sites.gate_sites`.
         example: Outline of what it can be called with, or where it was found.
     """
 
