@@ -18,6 +18,7 @@ from ..gates import match_blocks
 MACS = ('backbone_executed', 'backbone_dense', 'model_executed', 'model_dense')
 SPACES = ('logits', 'mask', 'feature')
 _ARRAYS = ('amount', 'objects', 'positions', 'macs')
+_HEADER = ('layers', 'classes', 'paths', 'costs', 'info')
 
 
 @dataclass
@@ -138,17 +139,10 @@ class GateTable:
     def save(self, path: Path) -> None:
         """Write an ``.npz`` file."""
         arrays: dict[str, np.ndarray] = {name: getattr(self, name) for name in _ARRAYS}
-        for number, layer in enumerate(self.layers):
-            arrays[f'logits{number}'] = self.logits[layer]
-            arrays[f'feature{number}'] = self.feature[layer]
-            arrays[f'mask{number}'] = np.packbits(self.mask[layer] != 0, axis=1)
-        header = dict(
-            layers=self.layers,
-            classes=self.classes,
-            paths=self.paths,
-            costs=self.costs,
-            info=self.info,
-        )
+        for kind in SPACES:
+            for number, values in enumerate(getattr(self, kind).values()):
+                arrays[f'{kind}{number}'] = values
+        header = {name: getattr(self, name) for name in _HEADER}
         arrays['header'] = np.frombuffer(json.dumps(header).encode(), np.uint8)
         write_files({path: lambda file: np.savez_compressed(file, **arrays)})  # type: ignore[arg-type]
 
@@ -157,15 +151,9 @@ class GateTable:
         """Read what :meth:`save` wrote."""
         with np.load(path) as arrays:
             header = json.loads(arrays['header'].tobytes())
-            layers = header.pop('layers')
-            logits = {layer: arrays[f'logits{i}'] for i, layer in enumerate(layers)}
-            mask = {
-                layer: np.unpackbits(arrays[f'mask{i}'], axis=1, count=logits[layer].shape[1])
-                for i, layer in enumerate(layers)
-            }
-            feature = {layer: arrays[f'feature{i}'] for i, layer in enumerate(layers)}
-            rest = {name: arrays[name] for name in _ARRAYS}
-        return cls(logits=logits, mask=mask, feature=feature, **header, **rest)
+            layers = list(enumerate(header.pop('layers')))
+            kinds = {kind: {name: arrays[f'{kind}{n}'] for n, name in layers} for kind in SPACES}
+            return cls(**kinds, **header, **{name: arrays[name] for name in _ARRAYS})
 
 
 def site_name(layer: str) -> str:
@@ -184,10 +172,8 @@ def short_name(layer: str, layers: Sequence[str]) -> str:
     """
     names = [site_name(name) for name in layers]
     name = site_name(layer)
-    first = name.split('.')[0]
+    first, _, rest = name.partition('.')
+    alike = all(other.startswith(f'{first}.') for other in names)
     if len({other.rpartition('.')[0] for other in names}) == len(names):
-        name = name.rpartition('.')[0]
-    if all('.' in other and other.split('.')[0] == first for other in names):
-        cut = name.split('.', 1)
-        return cut[1] if len(cut) > 1 and not first.startswith('layer') else name
-    return name
+        name, rest = name.rpartition('.')[0], rest.rpartition('.')[0]
+    return rest if alike and rest and not first.startswith('layer') else name

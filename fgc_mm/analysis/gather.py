@@ -31,7 +31,7 @@ from ..tasks import annotation_fields, task_of_sample
 from .gate_table import MACS, SPACES, GateTable
 from .progress import progress
 
-_FORMAT = 3  # of the cache; raised when what is gathered changes
+_FORMAT = 4  # of the cache; raised when what is gathered changes
 
 
 def gather(
