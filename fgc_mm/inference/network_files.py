@@ -21,7 +21,7 @@ from ..runtime.untrusted.config_text import plain_values
 from ..runtime.untrusted.loading import guarded_loading
 from ..sites.gate import gate as gate_network
 from ..sites.gate import narrowed
-from ..sites.origin import Gating, filled, from_plain, to_plain
+from ..sites.origin import Gating, filled, from_plain
 from .descriptions import build_described, check_description, gates_itself, plain_config
 from .gating_config import model_config, with_gating
 
@@ -65,7 +65,7 @@ def save(
         if gates_itself(described['model'], name):
             own[name] = dict(widths=gating.widths, sites=gating.sites)
         else:
-            described['gating'].append(dict(to_plain(gating), network=name))
+            described['gating'].append(dict(vars(gating), network=name))
     with_gating(described['model'], own)
     check_description(described)
     meta: dict[str, Any] = dict(fgc_mm=dict(described, version=VERSION))

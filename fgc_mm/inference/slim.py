@@ -19,8 +19,7 @@ from ..runtime import Attachments
 from ..sites import Gates
 from ..sites.forward_hooks import add_gates, remove_gates
 from ..sites.narrow import narrow, replace_tensor, source_mask
-from ..sites.origin import Gating, InModel, finder_of
-from ..sites.parts import seen_from, seen_in
+from ..sites.origin import Gating, InModel, example_of
 from ..sites.site import Site
 
 
@@ -179,15 +178,15 @@ def _narrow(
     model: nn.Module, path: str, gates: Gates, masks: dict[str, np.ndarray]
 ) -> tuple[list[Site], dict[str, str]]:
     """:func:`narrow` for a network, or in the model its sites were found in."""
-    sites, finder = list(gates.sites.values()), finder_of(gates)
+    sites, example = list(gates.sites.values()), example_of(gates)
     if not isinstance(gates.example, InModel):
-        return narrow(model.get_submodule(path), sites, masks, finder)
+        return narrow(model.get_submodule(path), sites, masks, example)
     part = gates.example.part
     whole = model.get_submodule(path.removesuffix(part).rstrip('.'))
     wide = {f'{part}.{name}': mask for name, mask in masks.items()}
-    found, refused = narrow(whole, [seen_in(part, site) for site in sites], wide, finder)
+    found, refused = narrow(whole, [site.seen_from(part) for site in sites], wide, example)
     return (
-        [seen_from(part, site) for site in found],
+        [site.seen_in(part) for site in found],
         {name.removeprefix(f'{part}.'): reason for name, reason in refused.items()},
     )
 

@@ -16,11 +16,13 @@ from ..errors import UsageError, in_context
 from ..gates import check_gate
 from ..sites import gate_sites
 from ..sites.choose import Choice, choose
+from ..sites.find import find_in_model
 from ..sites.gate import DEFAULT_GATE, narrow_found, narrowed, remember, stem_of
 from ..sites.gate import gate as gate_network
 from ..sites.origin import InModel
-from ..sites.parts import check_parts, find_in_model, in_part, is_in, seen_in
+from ..sites.parts import check_parts, in_part
 from ..sites.recorder import ExampleError
+from ..sites.site import is_in
 from .scopes import registry_of
 from .weights import watch_weights
 
@@ -188,7 +190,7 @@ def gate_in_model(
                 raise UsageError(
                     f'Gated: {where} has no site to put a gate on ({reasons}); leave it out'
                 )
-            named += [seen_in(part, site) for site in mine.sites]
+            named += [site.seen_from(part) for site in mine.sites]
             if mine.first:
                 stem = [f'{part}.{name}' for name in stem_of(model.get_submodule(part), mine)]
         chosen = {site.name for site in choose(named, sites, stem, _layers(convs))}

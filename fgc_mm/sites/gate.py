@@ -13,7 +13,8 @@ import torch.nn as nn
 from ..errors import UsageError, in_context
 from .choose import Choice, choose
 from .container import Gates
-from .find import Example, Found, find_sites
+from .find import Example, find_sites
+from .finder import Found
 from .forward_hooks import gate_sites
 from .narrow import Kept, narrow
 from .origin import Gating, outline
