@@ -3,7 +3,7 @@ from .checkpoints.random_state_hook import RandomStateHook
 from .checkpoints.safe_checkpoint_hook import SafeCheckpointHook
 from .module_hooks import Attachments
 from .numbers.finite_hook import FiniteHook
-from .task_model import forward_argument, in_evaluation, unwrap
+from .task_model import forward_argument, in_evaluation, one_batch, unwrap
 
 __all__ = [
     'Attachments',
@@ -12,5 +12,6 @@ __all__ = [
     'SafeCheckpointHook',
     'forward_argument',
     'in_evaluation',
+    'one_batch',
     'unwrap',
 ]

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 import torch.nn as nn
 from mmengine.model import is_model_wrapper
+from torch import Tensor
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -28,6 +30,11 @@ def in_evaluation(module: nn.Module) -> Iterator[None]:
     finally:
         for part, mode in modes.items():
             part.training = mode
+
+
+def one_batch(inputs: Any) -> Tensor:
+    """The pictures of a batch as one tensor; a plain data preprocessor leaves them in a list."""
+    return inputs if isinstance(inputs, Tensor) else torch.stack(list(inputs))
 
 
 def forward_argument(name: str, args: tuple, kwargs: dict, default: Any = None) -> Any:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..errors import UsageError, in_context
 from ..pruning import CRITERIA, prune
-from ..runtime import unwrap
+from ..runtime import one_batch, unwrap
 
 
 @HOOKS.register_module()
@@ -24,13 +24,15 @@ class StaticPruningHook(Hook):
     A resumed run goes on with the channels that its checkpoint names.
 
     Args:
-        criterion (str): ``'l2'``, ``'taylor'`` or ``'random'``. Defaults to 'taylor'.
+        criterion (str): ``'l2'``, ``'taylor'``, ``'features'`` (needs no labels) or ``'random'``.
+            Defaults to 'taylor'.
         target (float): Share of the MACs to execute. Defaults to 0.5.
-        batches (int): Batches of the training data that ``'taylor'`` looks at. Defaults to 8.
+        batches (int): Batches of the training data that ``'taylor'`` and ``'features'`` look at.
+            Defaults to 8.
         floor (float): Least share of open channels of each gate. Defaults to 0.1.
         backbone (str): Name of the model's part that the share is about.
             Defaults to 'backbone'.
-        seed (int): Seed of ``'random'``. Defaults to 0.
+        seed (int): Seed of ``'random'`` and ``'features'``. Defaults to 0.
 
     Example:
         >>> custom_hooks = [dict(type='StaticPruningHook', criterion='l2', target=0.5)]
@@ -61,6 +63,9 @@ class StaticPruningHook(Hook):
 
         def loss(data: Any) -> Tensor:
             data = model.data_preprocessor(data, True)
+            if self.options['criterion'] != 'taylor':  # no labels
+                pictures = one_batch(data['inputs'] if isinstance(data, dict) else data[0])
+                return model.get_submodule(self.options['backbone'])(pictures)
             named = isinstance(data, dict)
             losses = model(**data, mode='loss') if named else model(*data, mode='loss')
             return model.parse_losses(losses)[0]

@@ -20,6 +20,8 @@ from .reading import BatchReader, join
 from .task_pull import TaskPull
 
 _PULL, _ITERATION = 'pull', 'iteration'
+_HEADROOM = 1.5
+"""How many times the weight may be what holds the balance with the task."""
 _SLOPE = 0.1
 """What a logit of an image above the cap is pressed with at least; the slope of a sigmoid
 is 0.25 at most."""
@@ -54,7 +56,8 @@ class Budget:
             images, so that no layer dies. Defaults to 0.0.
         cap (float, optional): Share no single image should exceed, at least the
             target. Defaults to None.
-        max_weight (float): Bound of the loss's weight. Defaults to 4.0.
+        max_weight (float): Bound of the loss's weight, if the task's own loss does not need more
+            (:meth:`TaskPull.balance`). Defaults to 4.0.
         check_interval (int, optional): Steps between two passes in
             evaluation. Defaults to None: 20, less if there are under 500.
         pull (float): How much channels that the task pulls at are spared on the way
@@ -136,6 +139,15 @@ class Budget:
     def share(self) -> float:
         """The share that evaluation would count now, smoothed."""
         return self.controller.state.share
+
+    @property
+    def weight(self) -> float:
+        """Weight of the expected share in the loss. Where the task holds its channels with more
+        than ``max_weight``, all weights are larger in proportion."""
+        controller = self.controller
+        return controller.state.weight * max(
+            1.0, _HEADROOM * self.pull.balance() / controller.max_weight
+        )
 
     def loss(self) -> Tensor:
         """The expected share of the last pass times a weight that the controller finds.
@@ -244,7 +256,7 @@ class Budget:
         # A gate at its floor is not pressed any further.
         held = controller.at_floor() or [False] * len(logits)
         pressed = [p.detach() if stays else p for p, stays in zip(probs, held, strict=True)]
-        loss = state.weight * prices.of(pressed)
+        loss = self.weight * prices.of(pressed)
         if self.cap is not None:
             # Hard decisions say who is above the cap. Probabilities lead down, and logits
             # where those are so sure that they have no slope.
@@ -254,7 +266,7 @@ class Budget:
             ]
             above = batch.hard + state.correction > self.cap
             loss = loss + state.cap_weight * above * prices.of(steeper)
-        return loss.mean()
+        return self.pull.beside(loss.mean()) if self._trains() else loss.mean()
 
     def _check_target(self, opened: Tensor) -> None:
         """Refuse a target below what is left with all that can be closed closed.

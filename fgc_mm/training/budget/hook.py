@@ -131,7 +131,7 @@ class BudgetHook(GateLossHook):
             return
         state = budget.controller.state
         figures = dict(
-            goal=budget.goal, share=state.share, expected=state.expected, weight=state.weight
+            goal=budget.goal, share=state.share, expected=state.expected, weight=budget.weight
         )
         if budget.cap is not None:
             figures['over_cap'] = budget.over_cap
