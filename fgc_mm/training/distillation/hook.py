@@ -178,10 +178,10 @@ class DistillationHook(GateLossHook):
                 raise UsageError('custom_hooks have two of them; keep one')
             if self.teacher != DENSE_PHASE or not isinstance(hook, BudgetHook):
                 continue
-            if hook.options['begin'] < self.dense_phase:
+            if hook.begin < self.dense_phase:
                 raise UsageError(
                     f'gates are open until dense_phase={self.dense_phase:g} of the training, and '
-                    f'BudgetHook closes them from begin={hook.options["begin"]:g} on; set '
+                    f'BudgetHook closes them from begin={hook.begin:g} on; set '
                     f'begin={self.dense_phase:g} there, and reach beyond it'
                 )
         finds = getattr(runner.model, 'find_unused_parameters', True)
