@@ -150,13 +150,12 @@ def format_report(report: Mapping[str, Any]) -> str:
     ]  # fmt: skip
     metric = main_metric(report['metrics'])
     if metric is not None:
-        lines.append(
-            (metric, *(f'{report["metrics"][name][metric]:.4g}' for name in ('dense', 'gated')))
-        )
+        one, two = (report['metrics'][name][metric] for name in ('dense', 'gated'))
+        lines.append((metric, f'{one:.4g}', f'{two:.4g}'))
     width = max(len(line[0]) for line in lines)
     middle = max(len(line[1]) for line in lines)
     text = [f'{"":<{width}}  {"dense":<{middle}}  gated']
-    text += [f'{name:<{width}}  {one:<{middle}}  {two}' for name, one, two in lines]
+    text += [f'{name:<{width}}  {before:<{middle}}  {after}' for name, before, after in lines]
     if report['agreement'] is not None:
         text.append(
             f'\nAgreement with the dense network: {100 * report["agreement"]:.1f} % '

@@ -115,7 +115,7 @@ class Distillation:
                 for name in self._names
                 for pair in zip(tensors_of(ours[name]), tensors_of(theirs[name]), strict=True)
             ]
-            loss = self.weight * sum(relative_error(a, b) for a, b in pairs) / len(pairs)
+            loss = self.weight * torch.stack([relative_error(a, b) for a, b in pairs]).mean()
             if self.kl:
                 (one,), (other,) = tensors_of(ours[self._logits]), tensors_of(theirs[self._logits])
                 loss = loss + self.kl * divergence(one, other, self.temperature)

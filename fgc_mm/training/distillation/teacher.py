@@ -15,7 +15,7 @@ from mmengine.runner import CheckpointLoader
 
 from ...errors import CheckpointError
 from ...sites import Gates
-from ...sites.attach import disconnect
+from ...sites.forward_hooks import remove_gates
 
 
 def dense_copy(network: nn.Module) -> nn.Module:
@@ -23,7 +23,7 @@ def dense_copy(network: nn.Module) -> nn.Module:
     dense = copy.deepcopy(network)
     for name, module in list(dense.named_modules()):
         if isinstance(module, Gates):
-            disconnect(dense.get_submodule(name.rpartition('.')[0]))
+            remove_gates(dense.get_submodule(name.rpartition('.')[0]))
     return dense
 
 
