@@ -6,10 +6,12 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any
 
+import torch
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from ..errors import UsageError, in_context
 from ..pruning import CRITERIA, prune
@@ -70,10 +72,22 @@ class StaticPruningHook(Hook):
             losses = model(**data, mode='loss') if named else model(*data, mode='loss')
             return model.parse_losses(losses)[0]
 
-        batches = islice(runner.train_dataloader, self.batches)
+        batches = islice(self._loader(runner.train_dataloader), self.batches)
         with in_context('StaticPruningHook'):
             share = prune(model, batches=batches, loss=loss, **self.options)
         runner.logger.info(
             f'StaticPruningHook: the network executes {share:.3f} of the MACs of '
             f'{self.options["backbone"]!r}, by {self.options["criterion"]}'
+        )
+
+    def _loader(self, loader: DataLoader) -> DataLoader:
+        """The pictures of the training in an order of their own: samplers without an end, as of
+        trainings by iterations, would go on behind them or not at all."""
+        generator = torch.Generator().manual_seed(self.options['seed'])  # the same on all ranks
+        return DataLoader(
+            loader.dataset,
+            batch_size=getattr(loader.batch_sampler, 'batch_size', None) or 1,
+            shuffle=True,
+            collate_fn=loader.collate_fn,
+            generator=generator,
         )
