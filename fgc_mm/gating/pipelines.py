@@ -9,7 +9,7 @@ from typing import Optional
 
 from mmengine.registry import TRANSFORMS
 
-from ..datasets import Pictures
+from ..datasets import Pictures, picture_fault
 from ..errors import DataError
 
 _TRIALS = 4
@@ -74,16 +74,12 @@ def _tried(cfg: dict, items: Sequence[dict], scope: Optional[str]) -> Optional[l
         for _ in range(_TRIALS):  # a random one may do nothing
             try:
                 result = transform(copy.deepcopy(item))
-            except Exception:
-                if _is_loading(cfg):
-                    raise
+            except Exception as error:
+                fault = picture_fault(item['img_path']) if 'img_path' in item else None
+                if fault is not None:  # not for lack of annotations
+                    raise DataError(fault) from error
                 return None
             if result is None:
                 return None
         after.append(result)
     return after
-
-
-def _is_loading(cfg: Mapping) -> bool:
-    """A picture that cannot be read is not the transform's fault."""
-    return 'LoadImage' in str(cfg['type'])

@@ -146,7 +146,8 @@ def training_config(
             nesterov=True,
             weight_decay=5e-4,
         ),
-        paramwise_cfg=dict(custom_keys=dict(gate=dict(_GATES))),
+        # Heads may share layers between levels.
+        paramwise_cfg=dict(custom_keys=dict(gate=dict(_GATES)), bypass_duplicate=True),
         clip_grad=dict(max_norm=10.0),
     )
     warmup = min(_WARMUP, steps // 10)

@@ -161,6 +161,8 @@ def format_report(report: Mapping[str, Any]) -> str:
             f'\nAgreement with the dense network: {100 * report["agreement"]:.1f} % '
             f'({report["agreement_of"]}), on {report["pictures"]} pictures that were held back'
         )
+    elif report['agreement_of']:
+        text.append(f'\nNeither finds anything on the {report["pictures"]} pictures held back')
     if metric is None:
         text.append(f'No metric of the task: {report["no_metrics"]}')
     return '\n'.join(text)

@@ -71,10 +71,12 @@ def gate(run_tool, short_options, demo_checkpoint, tmp_path):
 def test_each_task(name, gate, run_tool, tmp_path):
     code, out, err, stem = gate(name, *QUICK, '--static')
     assert code == 0, err
-    assert 'MACs of the backbone' in out and 'Agreement with the dense network' in out
+    assert 'MACs of the backbone' in out
+    # A detector that has learned nothing finds nothing.
+    assert ('Agreement with the dense network' in out) == (name != 'faster_rcnn_r18_digits')
     report = json.loads(stem.with_suffix('.json').read_text())
     assert report['share'] == pytest.approx(0.7, abs=0.02)
-    assert 0 <= report['agreement'] <= 1 and report['pictures'] == 2
+    assert 0 <= (report['agreement'] or 0) <= 1 and report['pictures'] == 2
     assert set(report['metrics']) == {'dense', 'gated'} and report['steps'] == 6
     assert all(value > 0 for value in report['milliseconds'].values())
     before = torch.load(tmp_path / 'dense.pth')['state_dict']
