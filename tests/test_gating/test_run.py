@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forget import forget_runs
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 
@@ -55,6 +56,7 @@ def gate(run_tool, short_options, demo_checkpoint, tmp_path):
     """``gate(demo config, *options)``: the exit code, output, errors, and the files' stem."""
 
     def run(name, *more, options=()):
+        forget_runs()
         config, checkpoint = f'configs/demo/{name}.py', tmp_path / 'dense.pth'
         if not checkpoint.exists():
             demo_checkpoint(name, checkpoint)

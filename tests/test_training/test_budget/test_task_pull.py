@@ -151,7 +151,7 @@ def test_the_balance_is_the_weight_that_holds_the_task(scale):
     pull = TaskPull()
     for held in (3.0, 5.0):
         logits = [torch.full((3, 4), 2.0, requires_grad=True) for _ in range(2)]
-        own = pull.watch(Share(), logits)
+        own = pull.watch(Share(), [[a] for a in logits], [False] * 2)
         openness = torch.stack([a.sigmoid().mean(dim=1) for a in own], dim=1)
         task = held * Share().of(torch.stack([a.sigmoid().mean(dim=1) for a in logits], dim=1))
         loss = pull.beside(Share().of(openness).mean()) - task.mean()
