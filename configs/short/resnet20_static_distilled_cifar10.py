@@ -1,4 +1,4 @@
-# Static pruning without labels, the control of resnet20_distilled_cifar10.py: channels are chosen by what the last maps change by
+# Static pruning without labels, the control of resnet20_gated_distilled_cifar10.py: channels are chosen by what the last maps change by
 # without them, and the rest learns what the dense network computes.
 _base_ = 'resnet20_static_tuned_cifar10.py'
 custom_hooks = [
@@ -6,4 +6,4 @@ custom_hooks = [
     dict(type='DistillationHook', task=0),
     dict(type='GatedMACsHook'),
 ]
-work_dir = 'work_dirs/short/resnet20_distilled_static_cifar10'
+work_dir = 'work_dirs/short/resnet20_static_distilled_cifar10'

@@ -5,4 +5,4 @@ custom_hooks = [
     dict(type='DistillationHook', task=0),
     dict(type='GatedMACsHook'),
 ]
-work_dir = 'work_dirs/short/resnet20_distilled_cifar10'
+work_dir = 'work_dirs/short/resnet20_gated_distilled_cifar10'
