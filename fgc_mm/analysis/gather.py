@@ -24,7 +24,7 @@ from ..datasets import name_broken_pictures
 from ..errors import CheckpointError, UsageError
 from ..evaluation import PredictionCounter, read_macs
 from ..evaluation.checkpoint_fit import CheckpointFitHook
-from ..gates import Gate, find_gates, gated_blocks, select_blocks
+from ..gates import Gate, find_gates, select_blocks
 from ..runtime import launch, unwrap
 from ..runtime.checkpoints.file import existing
 from ..tasks import annotation_fields, task_of_sample
@@ -178,7 +178,9 @@ def _run(
 ) -> GateTable:
     model = unwrap(runner.model)
     # What a gate decides for levels and regions is not one figure of a picture.
-    gates = {name: gate for name, gate in find_gates(model).items() if gate.once_per_picture}
+    chosen = select_blocks(model, 'all')
+    blocks = {name: block for block, own in chosen.items() for name, _ in own}
+    gates = {name: gate for name, gate in find_gates(model).items() if name in blocks}
     dataset = build_dataset(cfg, split)
     count = len(dataset)
     if not count:
@@ -244,7 +246,7 @@ def _run(
             task=task,
             pictures=count,
             coupled=_coupled(model, cfg),
-            blocks={n: block for block, own in gated_blocks(model).items() for n, _ in own},
+            blocks=blocks,
         ),
     )
 

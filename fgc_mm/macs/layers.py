@@ -41,7 +41,7 @@ def is_counted(module: nn.Module) -> bool:
 def call_macs(layer: Any, args: tuple, output: Tensor) -> int:
     """Dense MACs of one call, over the whole batch.
 
-    Also of a call that computes only some channels of a convolution.
+    Also of a call that computes only some of the output's channels.
 
     Args:
         layer (nn.Module): A layer for which :func:`is_counted` holds.
@@ -49,8 +49,7 @@ def call_macs(layer: Any, args: tuple, output: Tensor) -> int:
         output (Tensor): What it returned.
     """
     if isinstance(layer, nn.Linear):
-        rows = output.numel() // layer.out_features
-        return linear_macs(layer.in_features, layer.out_features, rows)
+        return linear_macs(layer.in_features, layer.out_features, prod(output.shape[:-1]))
     if isinstance(layer, _ConvTransposeNd):
         positions = args[0].numel() // layer.in_channels
     else:
