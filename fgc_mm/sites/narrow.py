@@ -18,7 +18,7 @@ from ..errors import UsageError
 from .find import Example, find_sites
 from .finder import Found
 from .recorder import ExampleError
-from .site import End, Scale, Site, follow, numbers
+from .site import End, Scale, Site, follow, is_in, numbers
 
 Kept = Union[int, Sequence[int], Tensor, np.ndarray]
 """How many decisions stay, their numbers, or a mask of all of them."""
@@ -92,11 +92,11 @@ def narrow(
 def _site_called(sites: Sequence[Site], name: str) -> Site:
     """The site of a name, which may also be that of a depthwise convolution behind it."""
     block, _, kind = name.rpartition('.')
-    once = f'{block}.' if kind == 'depthwise' else None  # as MobileNetV2's was once called
+    old = kind == 'depthwise'  # as MobileNetV2's convolution was once called
     fits: Sequence[Callable[[Site], bool]] = (
         lambda site: site.name == name,
         lambda site: any(end.module == name for end in site.through),
-        lambda site: bool(once) and any(end.module.startswith(once) for end in site.through),
+        lambda site: old and any(is_in(end.module, block) for end in site.through),
     )
     for fit in fits:
         for site in filter(fit, sites):
