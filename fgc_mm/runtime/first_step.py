@@ -19,8 +19,8 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
-from ..datasets import check_boxes, dataset_fault, name_broken_pictures
-from ..errors import DataError, UsageError
+from ..datasets import check_annotations, check_boxes, name_broken_pictures
+from ..errors import UsageError, in_context
 from ..tasks import TASKS
 from .messages import explained, shortened
 from .task_model import unwrap
@@ -189,9 +189,8 @@ def _name_data_faults(runner: Runner) -> None:
 def _name_fault(key: str, dataloader: Any, scope: Optional[str], empty: bool) -> None:
     """Raise what is wrong with a dataset that failed, or has nothing in it."""
     dataset = dataloader.get('dataset') if isinstance(dataloader, Mapping) else None
-    fault = dataset_fault(dataset, scope)
-    if fault is not None:
-        raise DataError(f'{key}.dataset: {fault}')
+    with in_context(f'{key}.dataset'):
+        check_annotations(dataset, scope)
     if empty:
         raise UsageError(
             f'{key}.dataset has no items: nothing is listed, or filter_cfg, indices and '
