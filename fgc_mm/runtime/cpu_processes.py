@@ -6,7 +6,6 @@ from __future__ import annotations
 import datetime
 import os
 import subprocess
-from typing import Any
 
 import torch
 import torch.distributed as torch_dist
@@ -14,6 +13,7 @@ from mmengine.config import Config
 from mmengine.logging import print_log
 
 from ..errors import UsageError
+from .config.files import dicts_in
 
 
 def prepare_distributed(cfg: Config) -> None:
@@ -45,35 +45,25 @@ def prepare_distributed(cfg: Config) -> None:
     wrapper.update(cfg.get('model_wrapper_cfg') or {})
     wrapper['device_ids'] = None
     cfg.model_wrapper_cfg = wrapper
-    if _replace_sync_bn(cfg.model):
+    synced = [node for _, node in dicts_in(cfg.model) if node.get('type') == 'SyncBN']
+    for node in synced:
+        node['type'] = 'BN'
+    if synced:
         print_log('SyncBN has no CPU version: every process normalizes on its own', 'current')
-
-
-def _replace_sync_bn(node: Any) -> int:
-    """Write BN for every SyncBN of a model's config; how many there were."""
-    if isinstance(node, (list, tuple)):
-        return sum(_replace_sync_bn(item) for item in node)
-    if not isinstance(node, dict):
-        return 0
-    inside = sum(_replace_sync_bn(value) for value in node.values())
-    if node.get('type') != 'SyncBN':
-        return inside
-    node['type'] = 'BN'
-    return inside + 1
 
 
 def _launcher_environment(launcher: str) -> dict[str, str]:
     """What torch.distributed reads, from what slurm sets."""
     given = os.environ
-    if launcher == 'slurm' and 'SLURM_PROCID' in given:
-        env = dict(
-            RANK=given['SLURM_PROCID'],
-            WORLD_SIZE=given['SLURM_NTASKS'],
-            LOCAL_RANK=given.get('SLURM_LOCALID', '0'),
-            MASTER_PORT=given.get('MASTER_PORT', '29500'),
-        )
-        if 'MASTER_ADDR' not in given:
-            hosts = ['scontrol', 'show', 'hostname', given['SLURM_NODELIST']]
-            env['MASTER_ADDR'] = subprocess.check_output(hosts, text=True).split()[0]
-        return env
-    return {}
+    if launcher != 'slurm' or 'SLURM_PROCID' not in given:
+        return {}
+    env = dict(
+        RANK=given['SLURM_PROCID'],
+        WORLD_SIZE=given['SLURM_NTASKS'],
+        LOCAL_RANK=given.get('SLURM_LOCALID', '0'),
+        MASTER_PORT=given.get('MASTER_PORT', '29500'),
+    )
+    if 'MASTER_ADDR' not in given:
+        hosts = ['scontrol', 'show', 'hostname', given['SLURM_NODELIST']]
+        env['MASTER_ADDR'] = subprocess.check_output(hosts, text=True).split()[0]
+    return env

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Optional
 
@@ -22,6 +22,7 @@ from torch.nn.modules.module import (
 from ..datasets import check_annotations, check_boxes, name_broken_pictures
 from ..errors import UsageError, in_context
 from ..tasks import TASKS
+from .config.files import dicts_in
 from .messages import explained, shortened
 from .task_model import unwrap
 
@@ -164,7 +165,9 @@ def watch_first_steps(runner: Runner, config: KeptConfig) -> None:
 
 
 def _name_data_faults(runner: Runner) -> None:
-    build, ignored = runner.build_dataloader, {255, *_ignored(runner.cfg.get('model'))}
+    build, nodes = runner.build_dataloader, dicts_in(runner.cfg.get('model'))
+    given = (node.get('ignore_index') for _, node in nodes)
+    ignored = {255, *(value for value in given if isinstance(value, int))}
 
     def build_dataloader(dataloader: Any, *args: Any, **kwargs: Any) -> Any:
         key = _key(runner.cfg, dataloader)
@@ -206,18 +209,6 @@ def _key(cfg: Config, dataloader: Any) -> str:
         if dataset is not None and own.get('dataset') == dataset:
             return f'{split}_dataloader'
     return 'the dataloader'
-
-
-def _ignored(node: Any) -> Iterator[int]:
-    """Every ``ignore_index`` of a model's config."""
-    if isinstance(node, Mapping):
-        for key, value in node.items():
-            if key == 'ignore_index' and isinstance(value, int):
-                yield value
-            yield from _ignored(value)
-    elif isinstance(node, (list, tuple)):
-        for item in node:
-            yield from _ignored(item)
 
 
 def check_classes(model: nn.Module, dataset: Any, key: str) -> None:

@@ -19,16 +19,8 @@ from torch import Tensor
 from ...errors import CheckpointError, UsageError, in_context
 from ...files import write_files
 
-_META = (
-    'cfg',
-    'fgc_mm',
-    'dataset_meta',
-    'epoch',
-    'iter',
-    'experiment_name',
-    'seed',
-    'mmengine_version',
-)
+_META = {'cfg', 'fgc_mm', 'dataset_meta', 'epoch', 'iter', 'seed'}
+_META |= {'experiment_name', 'mmengine_version'}
 
 
 def published(checkpoint: Mapping[str, Any], no_ema: bool = False) -> dict[str, Any]:

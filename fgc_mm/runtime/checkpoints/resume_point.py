@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import glob
 import logging
 import os
 from collections.abc import Sequence
@@ -67,9 +68,7 @@ def find_resume_point(
 
     Args:
         work_dir (str): Folder of the training.
-        folders (Sequence[str], optional): Where it writes its checkpoints, see
-            :func:`~fgc_mm.runtime.checkpoints.work_dir_paths.checkpoint_folders`. Defaults to
-            None, there.
+        folders (Sequence[str], optional): Where it writes its checkpoints. Defaults to None, there.
 
     Returns:
         tuple: The path, None if the training has not saved one yet; and, if it is
@@ -95,9 +94,8 @@ def find_resume_point(
             return path, f'{wrong}; going on from the newest whole checkpoint, {path}'
     if not os.path.isfile(last) and not others:
         return None, None
-    found = (
-        f'of {len(others)} checkpoints beside it none is whole' if others else 'there is no other'
-    )
+    none_whole = f'of {len(others)} checkpoints beside it none is whole'
+    found = none_whole if others else 'there is no other'
     example = named if os.path.isfile(last) and problem == _ELSEWHERE else 'CHECKPOINT'
     raise UsageError(
         f'--resume: {wrong}, and {found}. Name a checkpoint by --resume {example}, or start anew '
@@ -117,14 +115,9 @@ def _what_is_wrong_with(named: str, folders: Sequence[str]) -> Optional[str]:
 
 
 def _checkpoints(folder: str) -> list[str]:
-    """The checkpoints of a folder that can be gone on from."""
-    if not os.path.isdir(folder):
-        return []
-    paths = [os.path.join(folder, name) for name in os.listdir(folder) if name.endswith('.pth')]
-    return [path for path in paths if os.path.isfile(path) and _may_be_resumed(path)]
-
-
-def _may_be_resumed(path: str) -> bool:
-    known = is_of_a_training(path)
-    # What is too broken to tell counts as a checkpoint.
-    return not is_companion(path) if known is None else known
+    """The checkpoints of a folder that can be gone on from; what is too broken to tell counts."""
+    paths = [path for path in glob.glob(f'{glob.escape(folder)}/*.pth') if os.path.isfile(path)]
+    known = {path: is_of_a_training(path) for path in paths}
+    return [
+        path for path in paths if known[path] or (known[path] is None and not is_companion(path))
+    ]

@@ -45,17 +45,9 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     """The tensors in nested lists and dicts."""
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
+    elif isinstance(value, (Mapping, list, tuple)):
+        for item in value.values() if isinstance(value, Mapping) else value:
             yield from tensors_in(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from tensors_in(item)
-
-
-def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """What an optimizer remembers: momenta, squares."""
-    return list(tensors_in(list(optimizer.state.values())))
 
 
 @torch.no_grad()
