@@ -21,6 +21,7 @@ from torch.nn.modules.module import (
 
 from ..datasets import check_annotations, check_boxes, name_broken_pictures
 from ..errors import UsageError, in_context
+from ..files import write_files
 from ..tasks import TASKS
 from .config.files import dicts_in
 from .messages import explained, shortened
@@ -42,17 +43,14 @@ class KeptConfig:
     """
 
     def __init__(self, cfg: Config) -> None:
-        self.path: Optional[Path] = None
-        self.content = b''
-        if cfg.filename and cfg.get('work_dir'):
-            path = Path(cfg.work_dir) / os.path.basename(cfg.filename)
-            if path.is_file():
-                self.path, self.content = path, path.read_bytes()
+        path = Path(cfg.get('work_dir') or '', os.path.basename(cfg.filename or ''))
+        self.path = path if path.is_file() else None
+        self.content = b'' if self.path is None else path.read_bytes()
 
     def put_back(self) -> None:
         """Undo the overwriting."""
         if self.path is not None and is_main_process():
-            self.path.write_bytes(self.content)
+            write_files({self.path: self.content})
 
     def replace(self, runner: Runner) -> None:
         """Write the new one after all."""
@@ -61,13 +59,9 @@ class KeptConfig:
 
 
 class _FirstSteps(Hook):
-    """Knows what a runner is doing, and what it has done once without failing.
+    """Knows what a runner is doing, and what it has done once without failing."""
 
-    It is asked first of all hooks, so what another one does at the same point
-    belongs to the new phase.
-    """
-
-    priority = 'HIGHEST'
+    priority = 'HIGHEST'  # what another hook does at the same point belongs to the new phase
 
     def __init__(self, config: KeptConfig) -> None:
         self.config = config
@@ -82,7 +76,7 @@ class _FirstSteps(Hook):
         elif 'train' not in self.done and not runner.cfg.get('compile'):
             self.handles = [
                 register_module_forward_pre_hook(lambda layer, _: self.running.append(layer)),
-                register_module_forward_hook(lambda *_: self._leave()),
+                register_module_forward_hook(lambda *_: self.running.__delitem__(-1)),
             ]
         self.now = 'train'
 
@@ -108,9 +102,6 @@ class _FirstSteps(Hook):
             self.config.replace(runner)
         self.done.add(phase)
         self._forget_layers()
-
-    def _leave(self) -> None:
-        self.running.pop()
 
     def _forget_layers(self) -> None:
         for handle in self.handles:

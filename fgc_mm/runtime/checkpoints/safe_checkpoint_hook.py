@@ -52,11 +52,8 @@ class SafeCheckpointHook(Hook):
 
     The hook brings :class:`RandomStateHook` along. ``tools/train.py`` adds it to every
     training, hooks with companions bring it along (:meth:`of`); elsewhere it is an entry of
-    ``custom_hooks``.
-
-    Local files of a ``Runner`` only: checkpoints on other storage, and those of a
-    ``FlexibleRunner``, are written as mmengine does it, but old ones are removed
-    after new ones there as well.
+    ``custom_hooks``. Checkpoints on other storage, and those of a ``FlexibleRunner``, are written
+    as mmengine does it, but old ones are removed after new ones there as well.
     """
 
     # After CheckpointHook has set itself up, and after all that is resumed.

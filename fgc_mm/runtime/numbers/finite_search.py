@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Optional
 
@@ -52,38 +53,31 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 @torch.no_grad()
 def first_layer(model: nn.Module, args: tuple, kwargs: dict) -> Optional[str]:
-    """Run a pass once more and name the first layer that makes NaN or Inf.
+    """Run a pass once more and name the first layer that makes NaN or Inf, with the pictures.
 
     The model's own forward hooks are not called; its norms see the batch again.
-
-    Returns:
-        str: The layer, its kind, and the pictures it happened with; None if there is none.
     """
-    found: list[tuple[str, nn.Module, Tensor]] = []
+    found: list[tuple[nn.Module, Tensor]] = []
+
+    def look(module: nn.Module, _: Any, out: Any) -> None:
+        if not found:
+            bad = (tensor for tensor in tensors_in(out) if not bool(all_finite([tensor])))
+            found.extend((module, tensor) for tensor in bad)
+
     attached = Attachments()
-    for name, module in model.named_modules():
-        if module is model:
-            continue
-
-        def look(module: nn.Module, _: Any, out: Any, name: str = name) -> None:
-            for tensor in () if found else tensors_in(out):
-                if not bool(all_finite([tensor])):
-                    found.append((name, module, tensor))
-                    return
-
+    names = {module: name for name, module in model.named_modules() if module is not model}
+    for module in names:
         attached.after(module, look)
     try:
-        model.forward(*args, **kwargs)
-    except Exception:  # what fails on NaN later on does not matter
-        if not found:
-            return None
+        with contextlib.suppress(Exception):  # what fails on NaN later on does not matter
+            model.forward(*args, **kwargs)
     finally:
         attached.remove()
     if not found:
         return None
-    name, module, out = found[0]
+    layer, out = found[0]
     pictures = bad_pictures(out, forward_argument('data_samples', args, kwargs))
-    return f'{name} ({type(module).__name__})' + (f', of {pictures}' if pictures else '')
+    return f'{names[layer]} ({type(layer).__name__})' + (f', of {pictures}' if pictures else '')
 
 
 def bad_pictures(rows: Any, data_samples: Any) -> str:

@@ -19,10 +19,8 @@ def find_code(text: str) -> Optional[str]:
 
     ``Config.pretty_text``, which checkpoints hold, is nothing but assignments of
     literals and ``dict(...)``. Text that cannot be parsed cannot be run either, and a
-    name that is not there ends a run before anything happens.
-
-    Returns:
-        str: The first such piece with its line, None if there is none.
+    name that is not there ends a run before anything happens. Of others it is the first such piece
+    with its line.
     """
     if _TEMPLATE.search(text):  # filled in by mmengine before the text is run
         return 'a template, {{ ... }}'
@@ -44,11 +42,7 @@ def find_code(text: str) -> Optional[str]:
 
 
 def plain_values(text: str) -> dict[str, Any]:
-    """What a config's text assigns, without running it; what is no plain value is left out.
-
-    Args:
-        text (str): The text, such as ``Config.pretty_text`` makes.
-    """
+    """What a config's text assigns, without running it; what is no plain value is left out."""
     values: dict[str, Any] = {}
     for statement in _statements(text) if find_code(text) is None else ():
         if isinstance(statement, ast.Assign):
