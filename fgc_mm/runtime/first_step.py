@@ -3,15 +3,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, Optional
 
 import torch.nn as nn
 from mmengine.config import Config
-from mmengine.dist import is_main_process
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 from torch.nn.modules.module import (
@@ -21,7 +18,6 @@ from torch.nn.modules.module import (
 
 from ..datasets import check_annotations, check_boxes, name_broken_pictures
 from ..errors import UsageError, in_context
-from ..files import write_files
 from ..tasks import TASKS
 from .config.files import dicts_in
 from .messages import explained, shortened
@@ -35,36 +31,12 @@ _SUBJECTS = {
 }
 
 
-class KeptConfig:
-    """The config of an earlier run in a work dir, which a Runner overwrites when built.
-
-    The run that made the other files there had this one: it stays until the new
-    run has done its first step.
-    """
-
-    def __init__(self, cfg: Config) -> None:
-        path = Path(cfg.get('work_dir') or '', os.path.basename(cfg.filename or ''))
-        self.path = path if path.is_file() else None
-        self.content = b'' if self.path is None else path.read_bytes()
-
-    def put_back(self) -> None:
-        """Undo the overwriting."""
-        if self.path is not None and is_main_process():
-            write_files({self.path: self.content})
-
-    def replace(self, runner: Runner) -> None:
-        """Write the new one after all."""
-        if self.path is not None:
-            runner.dump_config()
-
-
 class _FirstSteps(Hook):
     """Knows what a runner is doing, and what it has done once without failing."""
 
     priority = 'HIGHEST'  # what another hook does at the same point belongs to the new phase
 
-    def __init__(self, config: KeptConfig) -> None:
-        self.config = config
+    def __init__(self) -> None:
         self.now = 'start'
         self.done: set[str] = set()
         self.running: list[nn.Module] = []  # each inside the one before
@@ -99,7 +71,7 @@ class _FirstSteps(Hook):
 
     def _through(self, phase: str, runner: Runner) -> None:
         if not self.done:
-            self.config.replace(runner)
+            runner.dump_config()  # the files in the work dir are of this run from now on
         self.done.add(phase)
         self._forget_layers()
 
@@ -132,16 +104,16 @@ class _FirstSteps(Hook):
         return call
 
 
-def watch_first_steps(runner: Runner, config: KeptConfig) -> None:
+def watch_first_steps(runner: Runner) -> None:
     """Let a runner tell what is wrong with its config in one message.
 
     What fails before and in the first training step, the first validation or the
     test comes from the config or the data far more often than from the code.
     Errors of later steps pass as they are. Datasets name the file of a broken
-    picture or annotation, and a checkpoint that cannot be loaded is named.
+    picture or annotation, and a checkpoint that cannot be loaded is named. The config is
+    written into the work dir when all of that is through.
     """
-    config.put_back()
-    steps = _FirstSteps(config)
+    steps = _FirstSteps()
     runner.register_hook(steps)
     for name in ('train', 'val', 'test'):
         setattr(runner, name, steps.explaining(runner, getattr(runner, name)))

@@ -26,8 +26,9 @@ from .checkpoints.start_weights import check_start_weights
 from .checkpoints.work_dir_paths import WorkDirHook
 from .config.check import check_config, check_run_settings
 from .config.files import dicts_in
-from .first_step import KeptConfig, watch_first_steps
+from .first_step import watch_first_steps
 from .messages import explained
+from .module_hooks import Attachments
 from .numbers.finite_hook import FiniteHook
 
 
@@ -152,8 +153,13 @@ def augment_test_time(cfg: Config) -> None:
 
 
 def build_runner(cfg: Config) -> Runner:
-    """Build the Runner; what a config gets wrong is one message."""
-    kept = KeptConfig(cfg)
+    """Build the Runner; what a config gets wrong is one message.
+
+    The config of an earlier run, which made the files in the work dir, stays there until this one
+    has done its first step.
+    """
+    kept = Attachments()
+    kept.replace(Runner, 'dump_config', lambda runner: None)
     try:
         with explained('the config cannot be built'):
             own = 'runner_type' in cfg
@@ -161,13 +167,14 @@ def build_runner(cfg: Config) -> Runner:
     except Exception as error:
         reason = error.__cause__ or error
         if isinstance(reason, OSError) and reason.errno in DISK_FULL:
-            kept.put_back()
             raise UsageError(
                 f'{reason.strerror}: the work dir {cfg.work_dir} cannot be written; make room, or '
                 'name another by --work-dir'
             ) from error
         raise
-    watch_first_steps(runner, kept)
+    finally:
+        kept.remove()
+    watch_first_steps(runner)
     runner.register_hook(WorkDirHook())
     if not any(isinstance(hook, FiniteHook) for hook in runner.hooks):
         runner.register_hook(FiniteHook())

@@ -61,9 +61,11 @@ class Attachments:
         """Let an attribute of an object be another."""
         own = vars(owner)
         self._undo.append(
-            partial(own.__setitem__, name, own[name]) if name in own else partial(own.pop, name)
+            partial(setattr, owner, name, own[name])
+            if name in own
+            else partial(delattr, owner, name)
         )
-        own[name] = value
+        setattr(owner, name, value)
 
     def wrap(self, owner: Any, name: str, func: Callable) -> None:
         """Call ``func(original, ...)`` in place of a method."""

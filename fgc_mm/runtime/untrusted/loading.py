@@ -14,7 +14,6 @@ import os
 import pickle
 from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import serialization
@@ -25,6 +24,7 @@ from . import safe_types
 from .config_text import find_code
 
 FLAG = '--trust-checkpoint'
+_FORCED = 'TORCH_FORCE_WEIGHTS_ONLY_LOAD'
 _torch_load = serialization.load
 _trusted = False
 
@@ -44,11 +44,16 @@ def guarded_loading(trust: bool = False) -> Iterator[None]:
     before, trusted = (torch.load, serialization.load), _trusted
     torch.load = serialization.load = _load  # type: ignore[assignment]
     _trusted = trust
+    # Not by `weights_only=True`, which could be made to run code before torch 2.6 and can be told
+    # of further types only since then: asked for everywhere, it wants no unpickler but its own.
+    forced = os.environ.pop(_FORCED, None)
     try:
         yield
     finally:
         torch.load, serialization.load = before  # type: ignore[assignment]
         _trusted = trusted
+        if forced is not None:
+            os.environ[_FORCED] = forced
 
 
 def _load(f: Any, map_location: Any = None, pickle_module: Any = None, **options: Any) -> Any:
@@ -63,10 +68,7 @@ def _load(f: Any, map_location: Any = None, pickle_module: Any = None, **options
     if what is not None:
         raise CheckpointError(_message(name, what))
     try:
-        # Not by `weights_only=True`: before 2.6 that can be made to run code, and of further types
-        # it can be told only later. Asked for in the environment, it wants no other unpickler.
-        with mock.patch.dict(os.environ, TORCH_FORCE_WEIGHTS_ONLY_LOAD='0'):
-            content = _torch_load(f, map_location, safe_types, weights_only=False, **options)
+        content = _torch_load(f, map_location, safe_types, weights_only=False, **options)
     except safe_types.UnsafePickleError as error:
         raise CheckpointError(_message(name, f'a pickle that names {error.name}')) from None
     except Exception as error:  # a damaged file fails in any way

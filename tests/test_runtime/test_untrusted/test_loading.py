@@ -198,10 +198,12 @@ def test_nothing_is_left_of_an_old_config(tmp_path, guarded):
     assert load(tmp_path / 'old.pth')['meta'] == dict(config='', cfg=text)
 
 
-def test_who_asks_torch_for_weights_alone_gets_them(tmp_path, guarded, monkeypatch):
+def test_who_asks_torch_for_weights_alone_gets_them(tmp_path, monkeypatch):
     monkeypatch.setenv('TORCH_FORCE_WEIGHTS_ONLY_LOAD', '1')
     torch.save(dict(a=torch.ones(1), b=np.float64(2)), tmp_path / 'a.pth')
-    assert load(tmp_path / 'a.pth') == dict(a=torch.ones(1), b=2.0)
+    with guarded_loading():
+        assert load(tmp_path / 'a.pth') == dict(a=torch.ones(1), b=2.0)
+    assert os.environ['TORCH_FORCE_WEIGHTS_ONLY_LOAD'] == '1'
 
 
 @pytest.mark.parametrize(
