@@ -54,7 +54,7 @@ def counting(monkeypatch):
 
     known = dict(tasks.TASKS)
     tasks.register_task(counting.Counting())
-    monkeypatch.setitem(export_parts.MODEL_PARTS, 'counting', lambda model: counting.DotPart)
+    monkeypatch.setitem(export_parts.MODEL_PARTS, 'counting', counting.dot_part)
     yield counting
     tasks.TASKS.clear()
     tasks.TASKS.update(known)

@@ -44,9 +44,10 @@ def run(args: argparse.Namespace) -> None:
     from ..errors import UsageError
     from ..gates import find_gates
     from ..macs import layer_macs
-    from ..sites import Gates
-    from ..sites.attach import disconnect
-    from ..sites.parts import check_parts, find_in_model, find_in_part, in_part
+    from ..sites import Gates, find_sites
+    from ..sites.find import find_in_model
+    from ..sites.forward_hooks import remove_gates
+    from ..sites.parts import check_parts, in_part
     from ..tasks import task_of_model
     from .config import load_config
 
@@ -59,12 +60,12 @@ def run(args: argparse.Namespace) -> None:
     }  # by the names of sites, with - for .
     for name, module in [*model.named_modules()]:
         if isinstance(module, Gates):
-            disconnect(model.get_submodule(name.rpartition('.')[0]))
+            remove_gates(model.get_submodule(name.rpartition('.')[0]))
     height, width = args.example
     channels = first_channels(model)
     shape = (channels, height, width)
     if args.part == ['backbone']:
-        found = {'backbone': find_in_part(model, 'backbone', shape)}
+        found = {'backbone': find_sites(model.backbone, torch.zeros(1, *shape))}
         picture = torch.zeros(1, *shape)
         model.eval()  # what that of a backbone returns may be None
         inner = layer_macs(model.backbone, picture)

@@ -35,7 +35,7 @@ class Gate(BaseModule):
 
     Before the module runs whose input it reads, a hook calls :meth:`pool` on that input and
     :meth:`forward` on what is pooled, which leaves ``self.record``. Layers that read the gated
-    channels multiply them with ``self.multiplier``. See :mod:`fgc_mm.sites.attach`.
+    channels multiply them with ``self.multiplier``. See :mod:`fgc_mm.sites.forward_hooks`.
 
     A new gate implements :meth:`decide` and :meth:`reset_parameters`, and
     :meth:`pool` if it reads anything but the mean of the block input.

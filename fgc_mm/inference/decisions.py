@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ..gates import BinConcreteGate, Gate, GateRecord
 from ..gates.bin_concrete import logit_of
 from ..runtime.module_hooks import tell
-from ..sites.attach import as_map
+from ..sites.forward_hooks import as_map
 from .frozen_pass import Opened, Side
 from .kernels import autocasts
 

@@ -10,9 +10,8 @@ from typing import Any, Optional
 import torch.nn as nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..sites.labels import base_name
 from ..sites.recorder import LAYER, Node, Record, Ref
-from ..sites.steps import NORMS
+from ..sites.rules import NORMS
 
 _ACTS = (nn.ReLU, nn.ReLU6, nn.SiLU)
 
@@ -40,7 +39,7 @@ def find_folds(record: Record, modules: Mapping[str, nn.Module]) -> dict[str, Fo
     for node in record.nodes:
         if node.op == LAYER:
             calls.setdefault(node.module, []).append(node)
-        elif base_name(node.op) in NORMS:
+        elif node.kind in NORMS:
             norms.setdefault(node.module, []).append(node)
 
     def next_of(ref: Ref) -> Optional[Node]:
@@ -84,7 +83,7 @@ def _is_sum(node: Node) -> bool:
     """Whether it adds two tensors of one shape."""
     shapes = [value.shape for value in node.args if isinstance(value, Ref)]
     same = len(shapes) == len(node.args) == 2 and shapes[0] == shapes[1]
-    return base_name(node.op) == 'add' and same and not node.kwargs
+    return node.kind == 'add' and same and not node.kwargs
 
 
 def is_foldable(norm: Any) -> bool:

@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_map
 from ..errors import UsageError
 from ..gates import Gate
 from ..sites import Site
-from ..sites.attach import Decide, Mask
 from ..sites.find import Example, call_of
+from ..sites.forward_hooks import Decide, Mask
 from ..sites.layers import is_layer, layer_fault
 from ..sites.recorder import ExampleError, Record, record_pass
 from .decisions import Decisions

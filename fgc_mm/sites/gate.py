@@ -11,9 +11,11 @@ from typing import Optional, Union
 import torch.nn as nn
 
 from ..errors import UsageError, in_context
-from .attach import Gates, attach
 from .choose import Choice, choose
-from .find import Example, Found, find_sites
+from .container import Gates
+from .find import Example, find_sites
+from .finder import Found
+from .forward_hooks import gate_sites
 from .narrow import Kept, narrow
 from .origin import Gating, outline
 from .site import Site
@@ -74,7 +76,7 @@ def gate(
             + (f' ({reasons})' if reasons else ': it has no convolution and no linear layer')
         )
     found = narrow_found(network, found, widths or {}, example)
-    gates = attach(
+    gates = gate_sites(
         network,
         choose(found.sites, sites, stem_of(network, found), convs, key, within_blocks),
         gate or DEFAULT_GATE,

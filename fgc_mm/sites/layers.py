@@ -42,8 +42,6 @@ def layer_fault(module: nn.Module) -> Optional[str]:
     return f'{kind.__name__} uses its weight in a way of its own'
 
 
-def input_channels(layer: nn.Module) -> tuple[int, int]:
-    """Number of a layer's input channels, and where they are, from the end."""
-    if isinstance(layer, nn.Linear):
-        return layer.in_features, -1
-    return layer.in_channels, -1 - len(layer.kernel_size)  # type: ignore[arg-type, return-value]
+def channel_axis(layer: nn.Module) -> int:
+    """Where the channels of a layer's input and output are, from the end."""
+    return -1 if isinstance(layer, nn.Linear) else -1 - len(layer.kernel_size)  # type: ignore[arg-type]

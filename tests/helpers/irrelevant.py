@@ -10,7 +10,7 @@ from mmengine.registry import MODELS
 from torch.utils._pytree import tree_flatten
 
 from fgc_mm.gates import Gate, GateRecord, force_gates
-from fgc_mm.sites import End, attach, find_sites
+from fgc_mm.sites import End, find_sites, gate_sites
 
 GATE = dict(type='BinConcreteGate', norm_cfg=None, bias_init=0.0)
 
@@ -53,7 +53,7 @@ def equal(ours, theirs):
 def gate_all(net, example, gate=GATE, found=None):
     """Gates with decisions of their own on every site of a network."""
     found = found or find_sites(net, example)
-    gates = attach(net, found.sites, gate)
+    gates = gate_sites(net, found.sites, gate)
     for part in gates.children():
         if hasattr(part, 'fc2'):
             nn.init.normal_(part.fc2.weight, std=3)

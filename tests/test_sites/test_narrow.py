@@ -15,8 +15,8 @@ from torchvision.models.resnet import BasicBlock, Bottleneck
 import fgc_mm  # noqa: F401
 from fgc_mm.errors import UsageError
 from fgc_mm.gates import force_gates
-from fgc_mm.sites import attach, find_sites
-from fgc_mm.sites.attach import disconnect
+from fgc_mm.sites import find_sites, gate_sites
+from fgc_mm.sites.forward_hooks import remove_gates
 from fgc_mm.sites.gate import DEFAULT_GATE
 from fgc_mm.sites.narrow import narrow
 
@@ -120,7 +120,7 @@ def test_narrowed_is_masked(name):
             mask[:] = False
             mask[-1] = True
     gated = copy.deepcopy(net)
-    gates = attach(gated, sites, DEFAULT_GATE)
+    gates = gate_sites(gated, sites, DEFAULT_GATE)
     forced = {gates.name_of(site): mask.float() for site, mask in masks.items()}
     with force_gates(gates, forced):
         wanted = outputs(gated, PICTURE)
@@ -135,10 +135,10 @@ def test_narrowed_is_masked(name):
             ins, outs = layer.in_channels // layer.groups, layer.out_channels
             assert layer.weight.shape[:2] == (outs, ins)
     # What is left can be gated, and narrowed again.
-    gates = attach(net, left, DEFAULT_GATE)
+    gates = gate_sites(net, left, DEFAULT_GATE)
     with force_gates(gates, 1.0):
         assert_close(outputs(net, PICTURE), wanted)
-    disconnect(net)
+    remove_gates(net)
     halves = {site.name: max(1, site.channels // 2) for site in left}
     left, refused = narrow(net, left, halves, PICTURE)
     assert refused == {} and {site.name: site.channels for site in left} == halves
@@ -170,7 +170,7 @@ def test_a_shuffle_is_left_alone(channels, reason):
     sites = find_sites(net, PICTURE).sites
     kept = {'first': [1, 2, 5], 'second': [0, 1, 2, 5]}
     gated = copy.deepcopy(net)
-    gates = attach(gated, sites[:1], DEFAULT_GATE)
+    gates = gate_sites(gated, sites[:1], DEFAULT_GATE)
     with force_gates(gates, {'first': torch.tensor([0.0, 1, 1, 0, 0, 1, 0, 0])}):
         wanted = outputs(gated, PICTURE)
     left, refused = narrow(net, sites, kept, PICTURE)
@@ -217,13 +217,13 @@ def test_what_is_to_stay_must_be_there(kept):
 
 
 @torch.no_grad()
-def test_disconnected_is_as_before():
+def test_without_its_gates_it_is_as_before():
     net = build('resnet')
     wanted = net(PICTURE)
     keys = list(net.state_dict())
-    gates = attach(net, find_sites(net, PICTURE).sites, DEFAULT_GATE)
+    gates = gate_sites(net, find_sites(net, PICTURE).sites, DEFAULT_GATE)
     with force_gates(gates, 0.0):
         assert not torch.equal(net(PICTURE), wanted)
-    disconnect(net)
+    remove_gates(net)
     assert torch.equal(net(PICTURE), wanted) and list(net.state_dict()) == keys
     assert not any(module._forward_pre_hooks for module in net.modules())

@@ -7,7 +7,7 @@ import torch.nn as nn
 import torchvision
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
-from fgc_mm.sites import End, Scale, attach, find_sites
+from fgc_mm.sites import End, Scale, find_sites, gate_sites
 from fgc_mm.sites.gate import DEFAULT_GATE
 
 STATISTICS = ('weight', 'bias', 'running_mean', 'running_var')
@@ -154,7 +154,7 @@ def test_what_a_closed_channel_meets_is_irrelevant(name):
     build, sites, norms = NETWORKS[name]
     net = build().eval()
     picture = torch.rand(1, 3, 64, 64)
-    gates = attach(net, find_sites(net, picture).sites, DEFAULT_GATE)
+    gates = gate_sites(net, find_sites(net, picture).sites, DEFAULT_GATE)
     for gate in gates.children():
         nn.init.normal_(gate.fc2.bias)
     tensors = {**dict(net.named_parameters()), **dict(net.named_buffers())}

@@ -278,7 +278,7 @@ import sys
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-import test_attach as case
+import test_forward_hooks as case
 
 dist.init_process_group('gloo')
 rank = dist.get_rank()

@@ -1,5 +1,8 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
-"""Gates on the sites of a network that knows nothing of them."""
+"""Forward hooks that have the gates of a network decide, and mask what its layers read.
+
+The network knows nothing of them.
+"""
 
 from __future__ import annotations
 
@@ -9,117 +12,13 @@ from typing import Any, Optional
 import torch
 import torch.nn as nn
 import torch.utils.checkpoint as checkpoint
-from mmengine.model import BaseModule
 from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import UsageError
-from ..gates import Gate, build_gate
 from ..gates.missing_keys import report_missing
-from .fingerprint import check_same, fingerprint
-from .layers import input_channels
+from .container import NAME, Gates
+from .layers import channel_axis
 from .site import End, Site
-
-NAME = 'gates'
-"""Name of the child that holds the gates of a network."""
-
-
-class Gates(BaseModule):
-    """The gates of a network, by the names of their sites.
-
-    They are a child of the network, named ``gates``. Hooks on the network's layers do the rest:
-    before a site's source runs its gate decides, and before a consumer runs its input is
-    masked. The network's own code and names stay as they are.
-
-    Batch norms of the gates are in the mode of this module, whatever the network does to its own
-    (``norm_eval``); :meth:`init_weights` of the network cannot wipe the gates' initial values.
-
-    Args:
-        sites (Sequence[Site]): The sites.
-        gate (dict): Config of the gates, without their widths.
-        follow_norm_eval (bool): Let the network put the gates' norms into evaluation as well.
-            Defaults to False.
-        frozen (Sequence[str]): Names of the sites whose gates do not learn. Defaults to ().
-
-    Attributes:
-        example: Outline of what the network can be called with, None if nobody knows.
-    """
-
-    def __init__(
-        self,
-        sites: Sequence[Site],
-        gate: dict,
-        follow_norm_eval: bool = False,
-        frozen: Sequence[str] = (),
-    ) -> None:
-        super().__init__()
-        self.sites = {site.name: site for site in sites}
-        self.follow_norm_eval = follow_norm_eval
-        self.frozen = list(frozen)
-        self.example: Any = None
-        self.loaded = False
-        self._register_state_dict_hook(_write_sites)
-        for site in sites:
-            built = build_gate(gate, site.source_channels, site.channels)
-            built.block = site.source
-            built.calls, built.regions = site.calls, site.regions
-            self.add_module(self.name_of(site.name), built)
-            if site.name in self.frozen:
-                built.requires_grad_(False)
-
-    @staticmethod
-    def name_of(site: str) -> str:
-        """Name of a site's gate in here: no dots are allowed."""
-        return site.replace('.', '-')
-
-    def of(self, site: str) -> Gate:
-        """The gate of a site."""
-        return getattr(self, self.name_of(site))
-
-    def drop(self, site: str) -> None:
-        """Be without the gate of a site."""
-        del self.sites[site]
-        delattr(self, self.name_of(site))
-        self.frozen = [name for name in self.frozen if name != site]
-
-    def train(self, mode: bool = True) -> Gates:
-        """Set the mode, but not that of gates which do not learn."""
-        super().train(mode)
-        for name in self.frozen:
-            self.of(name).eval()
-        return self
-
-    def forward(self, x: Any) -> Any:
-        """Nothing: a network that is a ``nn.Sequential`` runs all of its children."""
-        return x
-
-    def init_weights(self) -> None:
-        """The gates' own initial values, unless a checkpoint has brought others."""
-        if not self.loaded:
-            for gate in self.children():
-                gate.reset_parameters()
-
-    def keep_modes(self) -> None:
-        """Undo what the network did to the norms of its gates."""
-        if self.follow_norm_eval:
-            return
-        for gate in self.children():
-            if gate.training != self.training or any(
-                isinstance(m, _BatchNorm) and m.training != self.training for m in gate.modules()
-            ):
-                gate.train(self.training)
-
-    def _load_from_state_dict(
-        self, state_dict: dict, prefix: str, local_metadata: dict, *args: Any
-    ) -> None:
-        check_same(self.sites.values(), local_metadata.get('sites') or {})
-        self.loaded = self.loaded or any(key.startswith(prefix) for key in state_dict)
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
-
-
-def _write_sites(gates: Gates, state_dict: dict, prefix: str, local_metadata: dict) -> None:
-    """Hook after the state dict: what the gates decide over goes into its metadata."""
-    local_metadata['sites'] = {name: fingerprint(site) for name, site in gates.sites.items()}
 
 
 class Decide:
@@ -163,17 +62,15 @@ class Mask:
         gates (Gates): The gates of the network.
         ends (Mapping[str, End]): Site -> the channels this layer reads of it.
         axis (int): Where the channels of its input are, from the end.
-        width (int): Number of its input channels.
         notes (Sequence[str]): The sites whose feature is noted here, if somebody asks for it.
     """
 
     def __init__(
-        self, gates: Gates, ends: Mapping[str, End], axis: int, width: int, notes: Sequence[str]
+        self, gates: Gates, ends: Mapping[str, End], axis: int, notes: Sequence[str]
     ) -> None:
         self.gates = gates
         self.ends = dict(ends)
         self.axis = axis
-        self.width = width
         self.notes = list(notes)
 
     def __call__(self, module: nn.Module, args: tuple, kwargs: dict) -> Optional[tuple]:
@@ -287,7 +184,7 @@ class KeepModes:
         self.gates.keep_modes()
 
 
-def attach(
+def gate_sites(
     network: nn.Module, sites: Sequence[Site], gate: dict, follow_freeze: bool = False
 ) -> Gates:
     """Put gates on sites of a network.
@@ -315,11 +212,11 @@ def attach(
     frozen = [site.name for site in sites if follow_freeze and not _learns(modules, site)]
     gates = Gates(sites, gate, follow_freeze, frozen)
     gates.train(network.training)
-    connect(network, gates)
+    add_gates(network, gates)
     return gates
 
 
-def connect(network: nn.Module, gates: Gates) -> None:
+def add_gates(network: nn.Module, gates: Gates) -> None:
     """Make gates those of a network: its child, and hooks on its layers.
 
     Args:
@@ -347,14 +244,15 @@ def connect(network: nn.Module, gates: Gates) -> None:
     noted = {site.name: _first_reader(site) for site in sites}
     for consumer, read in ends.items():
         layer = modules[consumer]
-        width, axis = input_channels(layer)
         notes = [name for name in read if noted[name] == consumer]
-        layer.register_forward_pre_hook(Mask(gates, read, axis, width, notes), with_kwargs=True)
+        layer.register_forward_pre_hook(
+            Mask(gates, read, channel_axis(layer), notes), with_kwargs=True
+        )
     if hasattr(network, 'init_weights'):
         network.init_weights = InitAfter(network)  # type: ignore[assignment]
 
 
-def disconnect(network: nn.Module) -> Gates:
+def remove_gates(network: nn.Module) -> Gates:
     """Take the gates off a network, which is then what it was before it had any.
 
     Args:
