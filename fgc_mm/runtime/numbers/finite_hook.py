@@ -26,6 +26,7 @@ from .finite_search import (
     first_layer,
     loss_terms,
     not_finite,
+    some,
     tensors_in,
 )
 
@@ -91,7 +92,6 @@ class FiniteHook(Hook):
         self.has_looked = False
 
     def before_train(self, runner: Runner) -> None:
-        """Put the checks in their places."""
         if self.action == 'off':
             return
         model = unwrap(runner.model)
@@ -113,7 +113,6 @@ class FiniteHook(Hook):
             self._attached.wrap(wrapper, 'step', partial(self._step, wrapper))
 
     def after_train(self, runner: Runner) -> None:
-        """Take everything off."""
         self._training = False
         self._attached.remove()
         if self.skipped:
@@ -143,7 +142,7 @@ class FiniteHook(Hook):
         bad = not_finite((k, v) for k, v in state.items() if isinstance(v, Tensor))
         bad = [name for name in bad if name not in self._exempt]
         if bad:
-            raise NonFiniteError(f'no checkpoint is written: {_some(bad)} hold NaN or Inf')
+            raise NonFiniteError(f'no checkpoint is written: {some(bad)} hold NaN or Inf')
 
     def _train_step(
         self, runner: Runner, original: Callable, *args: Any, **kwargs: Any
@@ -216,7 +215,7 @@ class FiniteHook(Hook):
     def _explain_own(self, model: nn.Module) -> str:
         weights = not_finite(model.named_parameters())
         if weights:
-            return f'an earlier update has left NaN or Inf in {_some(weights)}'
+            return f'an earlier update has left NaN or Inf in {some(weights)}'
         args, kwargs = self._call
         terms = not_finite(self._terms.items())
         values = not_finite(self._values())
@@ -224,8 +223,8 @@ class FiniteHook(Hook):
         if not terms and not values:
             # The last layer is the first to get a gradient.
             bad = not_finite(reversed(gradients))
-            return f'the gradients of {_some(bad)} are NaN or Inf' if bad else ''
-        what = f'{_some(terms)} is NaN or Inf' if terms else f'{_some(values)} are NaN or Inf'
+            return f'the gradients of {some(bad)} are NaN or Inf' if bad else ''
+        what = f'{some(terms)} is NaN or Inf' if terms else f'{some(values)} are NaN or Inf'
         inputs = forward_argument('inputs', args, kwargs)
         if not bool(all_finite(tensors_in(inputs))):
             pictures = bad_pictures(inputs, forward_argument('data_samples', args, kwargs))
@@ -268,7 +267,7 @@ class FiniteHook(Hook):
         if _on_all_ranks(all_finite([*(tensor for _, tensor in named), *state])):
             return
         bad = not_finite(named)
-        what = f'the weights {_some(bad)}' if bad else 'what the optimizer remembers'
+        what = f'the weights {some(bad)}' if bad else 'what the optimizer remembers'
         raise NonFiniteError(
             f'{prefix} NaN or Inf in {what} after {runner.iter} iterations. {advice} '
             '(docs/numbers.md)'
@@ -276,18 +275,12 @@ class FiniteHook(Hook):
 
 
 def _on_all_ranks(finite: Tensor) -> bool:
-    if get_world_size() > 1:
-        finite = finite.int()
-        all_reduce(finite, 'min')
-    return bool(finite)
+    result = finite.int()
+    all_reduce(result, 'min')
+    return bool(result)
 
 
 def _wrappers(runner: Runner) -> list[OptimWrapper]:
     outer = runner.optim_wrapper
     inner = getattr(outer, 'optim_wrappers', None)
     return list(inner.values()) if inner is not None else [outer]  # type: ignore[list-item]
-
-
-def _some(names: list[str]) -> str:
-    more = f' and {len(names) - 3} more' if len(names) > 3 else ''
-    return ', '.join(names[:3]) + more

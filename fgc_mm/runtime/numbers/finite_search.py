@@ -87,8 +87,14 @@ def bad_pictures(rows: Any, data_samples: Any) -> str:
     if len(rows) != len(data_samples):
         return ''
     bad = [i for i, row in enumerate(rows) if not bool(all_finite(tensors_in(row)))]
-    names = [str(getattr(data_samples[i], 'img_path', f'number {i} of the batch')) for i in bad]
-    more = f' and {len(names) - 3} more' if len(names) > 3 else ''
-    if len(names) == len(data_samples) > 1:
+    if len(bad) == len(data_samples) > 1:
         return 'all pictures of the batch'
+    return some(
+        [str(getattr(data_samples[i], 'img_path', f'number {i} of the batch')) for i in bad]
+    )
+
+
+def some(names: list[str]) -> str:
+    """The first few."""
+    more = f' and {len(names) - 3} more' if len(names) > 3 else ''
     return ', '.join(names[:3]) + more
