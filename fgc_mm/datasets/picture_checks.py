@@ -98,17 +98,11 @@ def _other_size(path: str, size: tuple, sizes: Collection[tuple]) -> DataError:
 class NamingPipeline:
     """A pipeline that tells which file was broken when it fails.
 
-    Args:
-        pipeline (Callable): The pipeline of a dataset.
-        labels (dict, optional): ``classes`` and ``ignored`` values of a segmentation dataset,
-            whose label maps are looked at. Defaults to None.
-        boxes (bool): Whether the boxes of a packed item must have an inside.
-            Defaults to False.
+    ``labels`` are the ``classes`` and ``ignored`` values of a segmentation dataset, whose label
+    maps are looked at; ``boxes`` says whether those of a packed item must have an inside.
     """
 
-    def __init__(
-        self, pipeline: Callable, labels: Optional[dict[str, Any]] = None, boxes: bool = False
-    ) -> None:
+    def __init__(self, pipeline: Callable, labels: Optional[dict[str, Any]], boxes: bool) -> None:
         self.pipeline = pipeline
         self.labels = labels
         self.boxes = boxes

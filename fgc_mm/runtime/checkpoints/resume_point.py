@@ -60,33 +60,26 @@ def what_is_wrong(path: str) -> Optional[str]:
 def find_resume_point(
     work_dir: str, folders: Optional[Sequence[str]] = None
 ) -> tuple[Optional[str], Optional[str]]:
-    """The checkpoint to go on from.
+    """The checkpoint to go on from, None if the training has not saved one yet; and a sentence if
+    it is not the one ``last_checkpoint`` names.
 
-    That is the one ``last_checkpoint`` names, also if the folder was moved since.
-    If it is missing, broken or not one of this training, it is the newest whole one of
-    this training.
-
-    Args:
-        work_dir (str): Folder of the training.
-        folders (Sequence[str], optional): Where it writes its checkpoints. Defaults to None, there.
-
-    Returns:
-        tuple: The path, None if the training has not saved one yet; and, if it is
-        not the one ``last_checkpoint`` names, a sentence that says so.
+    If that one is missing, broken or not in the folders of this training, it is the file of that
+    name in a work dir that was moved, or the newest whole one.
     """
     folders = list(folders or [work_dir])
     last = os.path.join(work_dir, 'last_checkpoint')
-    if not os.path.isfile(last):
-        wrong = f'{last} is missing'
-    else:
+    named, problem, wrong = '', None, f'{last} is missing'
+    if os.path.isfile(last):
         with open(last, errors='replace') as file:
             named = file.read().strip('\0 \n')
+        wrong = f'{last} is empty'
+    if named:
         problem = _what_is_wrong_with(named, folders)
         if problem is None:
             return named, None
-        wrong = f'{last} names {named}, which {problem}' if named else f'{last} is empty'
+        wrong = f'{last} names {named}, which {problem}'
         moved = os.path.join(work_dir, os.path.basename(named))
-        if named and problem in (_MISSING, _ELSEWHERE) and what_is_wrong(moved) is None:
+        if problem in (_MISSING, _ELSEWHERE) and what_is_wrong(moved) is None:
             return moved, f'{wrong}; going on from {moved}'
     others = [path for folder in folders for path in _checkpoints(folder)]
     for path in sorted(others, key=os.path.getmtime, reverse=True):
@@ -96,7 +89,7 @@ def find_resume_point(
         return None, None
     none_whole = f'of {len(others)} checkpoints beside it none is whole'
     found = none_whole if others else 'there is no other'
-    example = named if os.path.isfile(last) and problem == _ELSEWHERE else 'CHECKPOINT'
+    example = named if problem == _ELSEWHERE else 'CHECKPOINT'
     raise UsageError(
         f'--resume: {wrong}, and {found}. Name a checkpoint by --resume {example}, or start anew '
         'without --resume'
@@ -105,8 +98,6 @@ def find_resume_point(
 
 def _what_is_wrong_with(named: str, folders: Sequence[str]) -> Optional[str]:
     """:func:`what_is_wrong` with what ``last_checkpoint`` names, which may be anything."""
-    if not named:
-        return 'names no file'
     if '://' not in named and not os.path.exists(named):
         return _MISSING
     if not is_inside(named, folders):
