@@ -21,7 +21,7 @@ from ..errors import UsageError, in_context
 from ..tasks import TASKS
 from .config.files import dicts_in
 from .messages import explained, shortened
-from .task_model import unwrap
+from .module_hooks import unwrap
 
 _SUBJECTS = {
     'start': 'the run cannot start',

@@ -1,14 +1,47 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
-"""Forward hooks and other changes to objects, taken off by whoever has put them on."""
+"""The task model: its wrappers, its modes, and hooks that whoever has put them on takes off."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Optional
 
 import torch.nn as nn
+from mmengine.model import is_model_wrapper
 from torch import Tensor
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The task model inside distributed wrappers."""
+    while is_model_wrapper(model):
+        model = model.module  # type: ignore[assignment]
+    return model
+
+
+@contextmanager
+def in_evaluation(module: nn.Module) -> Iterator[None]:
+    """A module in evaluation mode; behind it every part of it is in its own again."""
+    modes = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+
+
+def forward_argument(name: str, args: tuple, kwargs: dict, default: Any = None) -> Any:
+    """One argument of ``forward(inputs, data_samples, mode)``.
+
+    mmengine passes what the data preprocessor returns by name if it is a dict
+    and by position otherwise.
+    """
+    if name in kwargs:
+        return kwargs[name]
+    position = ('inputs', 'data_samples', 'mode').index(name)
+    return args[position] if position < len(args) else default
 
 
 class Callback:

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from ...errors import NonFiniteError, UsageError
 from ..checkpoints.random_state_hook import checkpoint_due
-from ..module_hooks import Attachments
-from ..task_model import forward_argument, unwrap
+from ..module_hooks import Attachments, forward_argument, unwrap
 from .finite_search import (
     all_finite,
     bad_pictures,

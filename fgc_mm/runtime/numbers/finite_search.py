@@ -11,8 +11,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from ..module_hooks import Attachments
-from ..task_model import forward_argument
+from ..module_hooks import Attachments, forward_argument
 
 
 def all_finite(tensors: Iterable[Tensor]) -> Tensor:
