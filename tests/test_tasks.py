@@ -14,7 +14,7 @@ from mmengine.structures import BaseDataElement, InstanceData, PixelData
 from fgc_mm import tasks
 from fgc_mm.analysis import tradeoff
 from fgc_mm.analysis.gather import gather
-from fgc_mm.analysis.report import result_rows
+from fgc_mm.analysis.report_page import result_rows
 from fgc_mm.analysis.report_runs import ReportRun
 from fgc_mm.datasets import check_dataset_paths
 from fgc_mm.errors import DataError, UsageError

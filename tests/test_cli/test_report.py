@@ -12,7 +12,7 @@ import torch
 from mmengine.config import Config
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from fgc_mm.analysis.report import flatten
+from fgc_mm.analysis.report_page import flatten
 from fgc_mm.analysis.report_runs import find_checkpoint, find_config, published_figures, read_run
 
 PICTURES = f'test_dataloader.dataset.indices={list(range(0, 360, 30))}'.replace(' ', '')
