@@ -96,10 +96,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple, set)):
         items = [_plain(item) for item in value]
         return tuple(items) if isinstance(value, tuple) else items
-    if isinstance(value, np.ndarray):
+    if isinstance(value, (np.ndarray, np.generic)):
         return value.tolist()
-    if isinstance(value, np.generic):
-        return value.item()
     if value is None or isinstance(value, (bool, int, float, str, Tensor)):
         return value
     return str(value)
