@@ -17,7 +17,7 @@ from mmengine.runner import CheckpointLoader
 
 from ..datasets import picture_fault
 from ..errors import CheckpointError, DataError
-from ..evaluation import PredictionCounter
+from ..evaluation import PredictionCounter, counted_backbone
 from ..evaluation.checkpoint_fit import check_fit
 from ..evaluation.gated_macs import FIELD
 from ..files import write_files
@@ -85,7 +85,7 @@ def infer(
         raise CheckpointError(f'{checkpoint} cannot be read as a checkpoint: {error}') from error
     model, predict = task_of(cfg).inferencer(cfg, checkpoint, out_dir, device or get_device())
     check_fit(model, weights, checkpoint)
-    counter = PredictionCounter(model, _backbone(cfg))
+    counter = PredictionCounter(model, counted_backbone(cfg))
     counter.attach()
     try:
         for picture in pictures:
@@ -99,13 +99,6 @@ def infer(
             yield picture, sample.get(FIELD)
     finally:
         counter.detach()
-
-
-def _backbone(cfg: Config) -> str:
-    for hook in cfg.get('custom_hooks') or []:
-        if str(hook.get('type')).endswith('GatedMACsHook'):
-            return hook.get('backbone', 'backbone')
-    return 'backbone'
 
 
 COLUMNS = (
