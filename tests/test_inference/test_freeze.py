@@ -65,11 +65,12 @@ def test_closed_channels_are_not_computed(family):
     frozen(x)
     for name, site in frozen.gates.sites.items():
         kept = int(frozen.gates.of(name).record.mask.sum())
+        most = kept + 15 if site.channels >= 32 else kept  # kernels like multiples of 8 or 16
         if site.producers[0].index is None and isinstance(frozen.get_submodule(name), nn.Conv2d):
-            assert widths[name][1] == kept, name
+            assert kept <= widths[name][1] <= most, name
         for end in site.consumers:
             if end.index is None:
-                assert widths[end.module][0] == kept, end.module
+                assert kept <= widths[end.module][0] <= most, end.module
 
 
 @pytest.mark.parametrize('family', ['resnet18', 'mobilenet', 'densenet'])
