@@ -29,7 +29,7 @@ import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import numpy as np
 import torch
@@ -39,8 +39,9 @@ from mmengine.runner import Runner
 import fgc_mm  # noqa: F401  registers gates, backbones and hooks
 from fgc_mm.analysis.gate_table import GateTable
 from fgc_mm.analysis.gather import gather, set_aside
-from fgc_mm.analysis.selection import choose_layers, run_names
+from fgc_mm.analysis.selection import run_names
 from fgc_mm.analysis.tradeoff import RATIO, task_metric
+from fgc_mm.cli.arguments import block
 from fgc_mm.cli.run import run as run_command
 from fgc_mm.errors import UsageError
 from fgc_mm.evaluation.summary import add_derived, add_macs_hook
@@ -62,7 +63,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         '--trained', nargs=2, action='append', required=True, metavar=('CONFIG', 'CHECKPOINT')
     )
-    parser.add_argument('--layers', nargs='+', default=['last_stage'], help='the coupled blocks')
+    parser.add_argument(
+        '--layers', nargs='+', type=block, default=['last_stage'], help='the coupled blocks'
+    )
     parser.add_argument(
         '--seeds', type=int, nargs='+', default=[0, 1, 2], help='which other picture: the mean'
     )
@@ -136,13 +139,13 @@ class ImposeHook(Hook):
 
 
 def measure(
-    config: str, checkpoint: str, layers: Sequence[str], seeds: Sequence[int]
+    config: str, checkpoint: str, layers: Sequence[Union[str, int]], seeds: Sequence[int]
 ) -> list[dict]:
     """Metric and saved MACs of a network under every policy, part by part."""
     cfg = read_config(config)
     cfg.launcher = 'none'
     table = gather(cfg, checkpoint)
-    chosen = {'coupled blocks': choose_layers(table, layers), 'all blocks': table.layers}
+    chosen = {'coupled blocks': table.choose(layers, '--layers'), 'all blocks': table.layers}
     cfg.test_dataloader.sampler = dict(type='DefaultSampler', shuffle=False)  # as gathered
     launch.prepare_data(cfg, ('test',))
     launch.fill_dataloader_defaults(cfg)

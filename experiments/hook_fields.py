@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mmengine.registry import HOOKS
 
 from fgc_mm.errors import UsageError
+from fgc_mm.runtime.config.argument_types import arguments_of
 
 Fields = dict[str, Any]
 """``'FGCHook.k'`` -> value."""
@@ -29,8 +29,7 @@ def fields_of(hook: Mapping) -> list[str]:
     cls = HOOKS.get(hook_name(hook))
     if cls is None:
         return [key for key in hook if key != 'type']
-    parameters = inspect.signature(cls.__init__).parameters.values()
-    return [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)][1:]
+    return list(arguments_of(cls)[0])
 
 
 def set_fields(hooks: Sequence[Mapping], fields: Fields) -> list[dict]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
-from fgc_mm.analysis.figures_file import read_figures
+from fgc_mm.analysis.tradeoff import read_figures
 from fgc_mm.errors import UsageError
 from fgc_mm.files import write_files
 from fgc_mm.runtime.untrusted.loading import FLAG

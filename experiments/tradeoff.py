@@ -20,10 +20,11 @@ from sweep_points import curves, make_runs
 
 import fgc_mm  # noqa: F401  registers gates, backbones and hooks
 from fgc_mm.analysis import style
-from fgc_mm.analysis.figures_file import point_label, read_figures
 from fgc_mm.analysis.tradeoff import (
     RATIO,
     Row,
+    point_label,
+    read_figures,
     task_metric,
     tradeoff_figure,
     write_table,

@@ -14,14 +14,14 @@ from mmengine.structures import BaseDataElement, InstanceData, PixelData
 from fgc_mm import tasks
 from fgc_mm.analysis import tradeoff
 from fgc_mm.analysis.gather import gather
-from fgc_mm.analysis.report import result_rows
+from fgc_mm.analysis.report_page import result_rows
 from fgc_mm.analysis.report_runs import ReportRun
 from fgc_mm.datasets import check_dataset_paths
 from fgc_mm.errors import DataError, UsageError
 from fgc_mm.evaluation.summary import add_derived
 from fgc_mm.inference import Picture, export, export_parts
 from fgc_mm.runtime import launch
-from fgc_mm.runtime.config.settings import check_run_settings
+from fgc_mm.runtime.config.check import check_run_settings
 from fgc_mm.runtime.first_step import check_classes
 
 CONFIG = """
@@ -54,7 +54,7 @@ def counting(monkeypatch):
 
     known = dict(tasks.TASKS)
     tasks.register_task(counting.Counting())
-    monkeypatch.setitem(export_parts.MODEL_PARTS, 'counting', lambda model: counting.DotPart)
+    monkeypatch.setitem(export_parts.MODEL_PARTS, 'counting', counting.dot_part)
     yield counting
     tasks.TASKS.clear()
     tasks.TASKS.update(known)

@@ -16,7 +16,6 @@ from . import style
 from .gate_table import GateTable, short_name
 from .optional_packages import need
 from .progress import progress
-from .tables import write_csv
 
 PANELS = {
     'nmi_feature_gate': 'NMI of features and gates',
@@ -27,40 +26,34 @@ PANELS = {
 """Columns of the table, and what they are called in the figure."""
 
 
-def clusters(values: np.ndarray, count: int, seed: int = 0) -> np.ndarray:
-    """The k-means cluster of each row, of rows scaled to unit length."""
-    sklearn = need('sklearn.cluster', 'alignment')
-    unit = values / np.maximum(np.linalg.norm(values, axis=1, keepdims=True), 1e-12)
-    return sklearn.KMeans(count, n_init=10, random_state=seed).fit(unit).labels_
-
-
 def align(
     table: GateTable, layer: str, space: str = 'logits', k: int = 10, seed: int = 0
 ) -> dict[str, float]:
-    """The figures of one layer.
+    """The figures of one layer, by the keys of :data:`PANELS`.
 
-    Features and gates are put into as many clusters as there are classes. Of a
-    picture with several classes the main one counts.
-
-    Returns:
-        dict[str, float]: The keys of :data:`PANELS`.
+    Features and gates are put into as many k-means clusters as there are classes, rows scaled to
+    unit length. Of a picture with several classes the main one counts.
     """
+    sklearn = need('sklearn.cluster', 'alignment')
     score = need('sklearn.metrics', 'alignment').normalized_mutual_info_score
     labels = table.main_class
-    count = min(max(2, len(np.unique(labels))), len(table))
     feature, gate = table.feature[layer], table.gates(layer, space).astype(np.float32)
-    by_feature, by_gate = clusters(feature, count, seed), clusters(gate, count, seed)
+    clusters = []
+    for values in (feature, gate):
+        unit = values / np.maximum(np.linalg.norm(values, axis=1, keepdims=True), 1e-12)
+        count = min(max(2, len(np.unique(labels))), len(table))
+        clusters.append(sklearn.KMeans(count, n_init=10, random_state=seed).fit(unit).labels_)
     k = min(k, len(table) - 1)
     return dict(
-        nmi_feature_gate=float(score(by_feature, by_gate)),
-        nmi_feature_label=float(score(by_feature, labels)),
-        nmi_gate_label=float(score(by_gate, labels)),
+        nmi_feature_gate=float(score(*clusters)),
+        nmi_feature_label=float(score(clusters[0], labels)),
+        nmi_gate_label=float(score(clusters[1], labels)),
         overlap=neighbor_overlap(torch.from_numpy(feature), torch.from_numpy(gate), k),
     )
 
 
 def alignment_rows(
-    tables: Mapping[str, GateTable], space: str = 'logits', k: int = 10, seed: int = 0
+    tables: Mapping[str, GateTable], space: str = 'logits', k: int = 10
 ) -> list[dict[str, Any]]:
     """A row for each run and layer."""
     rows = []
@@ -68,37 +61,38 @@ def alignment_rows(
         for run, table in tables.items():
             for layer in table.layers:
                 row = dict(run=run, layer=layer, coupled=layer in table.info.get('coupled', ()))
-                rows.append({**row, **align(table, layer, space, k, seed), 'k': k})
+                rows.append({**row, **align(table, layer, space, k), 'k': k})
                 advance()
     return rows
 
 
 def alignment_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """A panel for each figure, a line for each run, a star at coupled layers."""
-    runs = list(dict.fromkeys(row['run'] for row in rows))
     layers = list(dict.fromkeys(row['layer'] for row in rows))
-    with style.style():
-        figure = style.new_figure(max(7.0, 0.5 * len(layers) + 3), 5.6)
+    with style.figure(max(7.0, 0.5 * len(layers) + 3), 5.6) as figure:
         axes = figure.subplots(2, 2, sharex=True).ravel()
         for place, (column, title) in zip(axes, PANELS.items(), strict=True):
-            for number, run in enumerate(runs):
+            last = column == 'overlap'
+            for number, run in enumerate(dict.fromkeys(row['run'] for row in rows)):
                 own = [row for row in rows if row['run'] == run]
-                across = [layers.index(row['layer']) for row in own]
-                up = [row[column] for row in own]
+                points = [(layers.index(row['layer']), row[column]) for row in own]
                 look = style.run_look(number)
-                place.plot(across, up, label=run, markersize=4, **look)
-                stars = [
-                    (x, y) for x, y, row in zip(across, up, own, strict=True) if row['coupled']
-                ]
+                place.plot(*zip(*points, strict=True), label=run, markersize=4, **look)
+                stars = [p for p, row in zip(points, own, strict=True) if row['coupled']]
                 if stars:
-                    x, y = zip(*stars, strict=True)
-                    label = 'coupled layer' if column == 'overlap' else None
-                    place.scatter(x, y, marker='*', s=90, color=look['color'], label=label)
-            if column == 'overlap':
-                title = f'{title} @ {rows[0]["k"]}'
-            place.set_title(title)
-            place.set_ylabel(f'{"share" if column == "overlap" else "NMI"}, 0 to 1')
-            place.set_ylim(0, 1)
+                    label = 'coupled layer' if last else None
+                    place.scatter(
+                        *zip(*stars, strict=True),
+                        marker='*',
+                        s=90,
+                        color=look['color'],
+                        label=label,
+                    )
+            place.set(
+                title=f'{title} @ {rows[0]["k"]}' if last else title,
+                ylabel=f'{"share" if last else "NMI"}, 0 to 1',
+                ylim=(0, 1),
+            )
             place.grid(True)
         names = [short_name(layer, layers) for layer in layers]
         for place in axes[2:]:
@@ -110,13 +104,9 @@ def alignment_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def analyze_alignment(
-    tables: Mapping[str, GateTable],
-    out_dir: Path,
-    space: str = 'logits',
-    k: int = 10,
-    seed: int = 0,
+    tables: Mapping[str, GateTable], out_dir: Path, space: str = 'logits', k: int = 10
 ) -> list[Path]:
     """Write ``alignment.csv`` and the figure."""
-    rows = alignment_rows(tables, space, k, seed)
-    written = [write_csv(rows, out_dir / 'alignment.csv')]
+    rows = alignment_rows(tables, space, k)
+    written = [style.write_csv(rows, out_dir / 'alignment.csv')]
     return written + style.save(alignment_figure(rows), out_dir / 'alignment')

@@ -14,13 +14,14 @@ from ..tasks import task_named
 from . import style
 from .gate_table import GateTable
 from .optional_packages import need
-from .tables import write_csv
 from .thumbnails import Thumbnails, show
+
+EXTREMES = 6
+"""How many of the cheapest and of the dearest pictures are shown."""
 
 
 def cost_rows(table: GateTable) -> list[dict[str, Any]]:
     """A row for each picture, the cheapest first; MACs of the backbone in 10^9."""
-    main = table.main_class
     rows = [
         dict(
             picture=number,
@@ -28,10 +29,12 @@ def cost_rows(table: GateTable) -> list[dict[str, Any]]:
             dense_G=float(dense) / 1e9,
             share=float(executed / dense),
             objects=int(table.objects[number]),
-            category=table.class_name(int(main[number])),
+            category=category,
             path=table.paths[number],
         )
-        for number, (executed, dense, _, _) in enumerate(table.macs)
+        for number, ((executed, dense, *_), category) in enumerate(
+            zip(table.macs, table.categories, strict=True)
+        )
     ]
     return sorted(rows, key=lambda row: row['executed_G'])
 
@@ -43,38 +46,32 @@ def rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
     return float(need('scipy.stats', "Spearman's correlation").spearmanr(a, b).statistic)
 
 
-def cost_figure(table: GateTable, pictures: Thumbnails, extremes: int = 6) -> Figure:
+def cost_figure(table: GateTable, pictures: Thumbnails) -> Figure:
     """Histogram of MACs, the cheapest and dearest pictures, and MACs against objects."""
     rows = cost_rows(table)
-    macs = np.array([row['executed_G'] for row in rows])
-    dense = float(np.mean([row['dense_G'] for row in rows]))
+    macs, dense = table.macs[:, 0] / 1e9, table.macs[:, 1].mean() / 1e9
     task = task_named(table.info.get('task'))
-    with_objects = not task.one_class
-    count = min(extremes, len(rows))
-    with style.style():
-        figure = style.new_figure(8.5, 5.6)
+    with style.figure(8.5, 5.6) as figure:
         top, bottom = figure.subfigures(2, 1, squeeze=False, height_ratios=[1.2, 1])[:, 0]
-        plots = top.subplots(1, 2 if with_objects else 1, squeeze=False)[0]
+        plots = top.subplots(1, 1 if task.one_class else 2, squeeze=False)[0]
         plots[0].hist(macs, bins=min(40, max(5, len(rows) // 8)), color=style.RUNS[0])
         plots[0].axvline(macs.mean(), color=style.RUNS[1], linestyle='--')
-        plots[0].set_xlabel('executed MACs of the backbone per picture, 10⁹')
-        plots[0].set_ylabel('pictures')
         plots[0].yaxis.set_major_locator(MaxNLocator(integer=True))
-        plots[0].set_title(f'mean {macs.mean():.4g} (dashed) of {dense:.4g} without gates')
-        if with_objects:
-            objects = np.array([row['objects'] for row in rows])
-            jitter = np.random.default_rng(0).uniform(-0.15, 0.15, len(objects))
-            plots[1].scatter(objects + jitter, macs, s=9, alpha=0.6, color=style.RUNS[0])
-            plots[1].set_xlabel(task.objects_name)
-            plots[1].xaxis.set_major_locator(MaxNLocator(integer=True))
-            plots[1].set_ylabel('executed MACs, 10⁹')
-            plots[1].set_title(f"Spearman's rank correlation {rank_correlation(objects, macs):.2f}")
-        galleries = bottom.subplots(2, count, squeeze=False)
-        for line, found, name in (
-            (galleries[0], rows[:count], 'cheapest'),
-            (galleries[1], rows[-count:], 'dearest'),
-        ):
-            for place, row in zip(line, found, strict=True):
+        plots[0].set(
+            xlabel='executed MACs of the backbone per picture, 10⁹',
+            ylabel='pictures',
+            title=f'mean {macs.mean():.4g} (dashed) of {dense:.4g} without gates',
+        )
+        for plot in plots[1:]:
+            jitter = np.random.default_rng(0).uniform(-0.15, 0.15, len(macs))
+            plot.scatter(table.objects + jitter, macs, s=9, alpha=0.6, color=style.RUNS[0])
+            plot.xaxis.set_major_locator(MaxNLocator(integer=True))
+            title = f"Spearman's rank correlation {rank_correlation(table.objects, macs):.2f}"
+            plot.set(xlabel=task.objects_name, ylabel='executed MACs, 10⁹', title=title)
+        found = {'cheapest': rows[:EXTREMES], 'dearest': rows[-EXTREMES:]}
+        galleries = bottom.subplots(2, min(EXTREMES, len(rows)), squeeze=False)
+        for line, (name, own) in zip(galleries, found.items(), strict=True):
+            for place, row in zip(line, own, strict=True):
                 text = f'{row["executed_G"]:#.4g} · 10⁹\nclass {row["category"]}'
                 show(place, pictures.read(row['picture']), text)
             line[0].text(
@@ -86,7 +83,7 @@ def cost_figure(table: GateTable, pictures: Thumbnails, extremes: int = 6) -> Fi
 def analyze_cost(table: GateTable, pictures: Thumbnails, out_dir: Path) -> list[Path]:
     """Write ``cost.csv``, ``cost_layers.csv`` and the figure."""
     written = [
-        write_csv(cost_rows(table), out_dir / 'cost.csv'),
-        write_csv(table.costs, out_dir / 'cost_layers.csv'),
+        style.write_csv(cost_rows(table), out_dir / 'cost.csv'),
+        style.write_csv(table.costs, out_dir / 'cost_layers.csv'),
     ]
     return written + style.save(cost_figure(table, pictures), out_dir / 'cost')

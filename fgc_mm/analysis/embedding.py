@@ -15,24 +15,21 @@ from . import style
 from .gate_table import GateTable, short_name
 from .optional_packages import need
 from .progress import progress
-from .tables import write_csv
 
 KINDS = {'feature': 'features', 'gate': 'gates'}
 Embedding = dict[str, np.ndarray]
 """``'feature'`` and ``'gate'`` -> N x 2."""
+_COLORS = 2 * len(style.CLASSES)  # more cannot be told apart
+_OTHER = -2
 
 
-def embed(
-    values: np.ndarray, seed: int = 0, init: Optional[np.ndarray] = None, neighbors: int = 15
-) -> np.ndarray:
+def embed(values: np.ndarray, init: Optional[np.ndarray] = None) -> np.ndarray:
     """UMAP of vectors into the plane, by cosine.
 
     Args:
         values (ndarray): N x C, at least 4 rows.
-        seed (int): Defaults to 0.
         init (ndarray, optional): N x 2, where to start from, as the embedding
             of an earlier epoch. Defaults to None.
-        neighbors (int): Size of the neighborhoods. Defaults to 15.
 
     Returns:
         ndarray: N x 2, the mean in the origin.
@@ -44,54 +41,21 @@ def embed(
     if init is not None:
         start = (init * (10 / max(1e-9, float(np.abs(init).max())))).astype(np.float32)
     reducer = umap.UMAP(
-        n_neighbors=min(neighbors, len(values) - 1),
-        metric='cosine',
-        random_state=seed,
-        n_jobs=1,
-        init=start,
+        n_neighbors=min(15, len(values) - 1), metric='cosine', random_state=0, n_jobs=1, init=start
     )
-    places = reducer.fit_transform(_not_alike(values, seed))
+    # Rows without a direction, as those of dead features, get a faint one.
+    values = values.astype(np.float32)
+    noise = np.random.default_rng(0).normal(size=values.shape).astype(np.float32)
+    places = reducer.fit_transform(values + 1e-6 * (float(np.abs(values).max()) or 1.0) * noise)
     return places - places.mean(axis=0)
 
 
-def _not_alike(values: np.ndarray, seed: int) -> np.ndarray:
-    """Rows without a direction, as those of dead features, get a faint one."""
-    values = values.astype(np.float32)
-    noise = np.random.default_rng(seed).normal(size=values.shape).astype(np.float32)
-    scale = float(np.abs(values).max()) or 1.0
-    return values + 1e-6 * scale * noise
-
-
 def embed_table(
-    table: GateTable,
-    layer: str,
-    space: str = 'logits',
-    seed: int = 0,
-    init: Optional[Embedding] = None,
+    table: GateTable, layer: str, space: str = 'logits', init: Optional[Embedding] = None
 ) -> Embedding:
     """Features and gates of one layer, each in a plane of its own."""
     values = {'feature': table.feature[layer], 'gate': table.gates(layer, space)}
-    return {kind: embed(v, seed, init[kind] if init else None) for kind, v in values.items()}
-
-
-def embedding_rows(
-    table: GateTable, layer: str, embedding: Embedding, frame: str
-) -> list[dict[str, Any]]:
-    """A row for each picture and space."""
-    main = table.main_class
-    return [
-        dict(
-            frame=frame,
-            layer=layer,
-            space=kind,
-            picture=number,
-            category=table.class_name(int(main[number])),
-            x=float(x),
-            y=float(y),
-        )
-        for kind, places in embedding.items()
-        for number, (x, y) in enumerate(places)
-    ]
+    return {kind: embed(v, init[kind] if init else None) for kind, v in values.items()}
 
 
 def embedding_figure(
@@ -111,25 +75,21 @@ def embedding_figure(
     """
     groups, names = _groups(table, color_by)
     one = len(frames) == 1
-    with style.style():
-        rows, columns = (1, 2) if one else (2, len(frames))
-        figure = style.new_figure(4 * columns + 1.4 if one else 2.6 * columns + 1.4, 3.6 * rows)
+    rows, columns = (1, 2) if one else (2, len(frames))
+    with style.figure((4 if one else 2.6) * columns + 1.4, 3.6 * rows) as figure:
         axes = figure.subplots(rows, columns, squeeze=False)
         for number, (title, embedding) in enumerate(frames.items()):
             for row, kind in enumerate(KINDS):
                 place = axes[0][row] if one else axes[row][number]
-                _scatter(place, embedding[kind], groups, names)
+                for group, name in names.items():
+                    points = embedding[kind][groups == group].T
+                    look = style.class_look(group)
+                    place.scatter(*points, s=8, alpha=0.8, linewidths=0, label=name, **look)
+                place.set(xticks=[], yticks=[], xlabel='UMAP 1', ylabel='UMAP 2')
                 place.set_title(KINDS[kind] if one else f'{KINDS[kind]}, {title}')
-                place.set_xlabel('UMAP 1')
-                place.set_ylabel('UMAP 2')
         handles, labels = axes[0][0].get_legend_handles_labels()
-        figure.legend(
-            handles,
-            labels,
-            loc='outside right center',
-            title=color_by or 'class',
-            markerscale=2,
-        )
+        title = color_by or 'class'
+        figure.legend(handles, labels, loc='outside right center', title=title, markerscale=2)
         what = f', {next(iter(frames))}' if one else ''
         figure.suptitle(f'{short_name(layer, table.layers)}{what}, {len(table)} pictures')
     return figure
@@ -160,25 +120,11 @@ def _groups(table: GateTable, color_by: Optional[str]) -> tuple[np.ndarray, dict
     return present.astype(int), {0: 'not in the picture', 1: 'in the picture'}
 
 
-_COLORS = 2 * len(style.CLASSES)  # more cannot be told apart
-_OTHER = -2
-
-
-def _scatter(axes: Any, places: np.ndarray, groups: np.ndarray, names: dict[int, str]) -> None:
-    for group, name in names.items():
-        own = groups == group
-        look = style.class_look(group)
-        axes.scatter(*places[own].T, s=8, alpha=0.8, linewidths=0, label=name, **look)
-    axes.set_xticks([])
-    axes.set_yticks([])
-
-
 def analyze_embedding(
     frames: Mapping[str, GateTable],
     layers: Sequence[str],
     out_dir: Path,
     space: str = 'logits',
-    seed: int = 0,
     color_by: Optional[str] = None,
     chained: bool = True,
 ) -> list[Path]:
@@ -190,7 +136,6 @@ def analyze_embedding(
         layers (Sequence[str]): Gates.
         out_dir (Path): Where to.
         space (str): ``'logits'`` or ``'mask'`` of the gates. Defaults to 'logits'.
-        seed (int): Defaults to 0.
         color_by (str, optional): See :func:`embedding_figure`.
         chained (bool): Whether each frame starts where the one before ended, as
             epochs of one training do. Defaults to True.
@@ -198,8 +143,7 @@ def analyze_embedding(
     table = list(frames.values())[-1]
     rows: list[dict[str, Any]] = []
     written: list[Path] = []
-    if color_by is not None:
-        _groups(table, color_by)  # says so before it takes time
+    _groups(table, color_by)  # says what is wrong before it takes time
     for title, own in frames.items():
         missing = [layer for layer in layers if layer not in own.layers]
         if missing or not np.array_equal(own.positions, table.positions):
@@ -210,10 +154,20 @@ def analyze_embedding(
             done: dict[str, Embedding] = {}
             for title, own in frames.items():
                 init = list(done.values())[-1] if done and chained else None
-                done[title] = embed_table(own, layer, space, seed, init)
-                rows += embedding_rows(own, layer, done[title], title)
+                done[title] = embed_table(own, layer, space, init)
+                rows += _rows(own, layer, done[title], title)
                 advance()
             figure = embedding_figure(table, layer, done, color_by)
             stem = f'embedding_{short_name(layer, table.layers)}'
             written += style.save(figure, out_dir / stem)
-    return [write_csv(rows, out_dir / 'embedding.csv'), *written]
+    return [style.write_csv(rows, out_dir / 'embedding.csv'), *written]
+
+
+def _rows(table: GateTable, layer: str, embedding: Embedding, frame: str) -> list[dict[str, Any]]:
+    """A row for each picture and space."""
+    categories = table.categories
+    return [
+        dict(frame=frame, layer=layer, space=kind, picture=n, category=categories[n], x=x, y=y)
+        for kind, places in embedding.items()
+        for n, (x, y) in enumerate(places.astype(float))
+    ]

@@ -11,12 +11,14 @@ from typing import Any, Union
 
 import numpy as np
 
+from ..errors import UsageError
 from ..files import write_files
 from ..gates import match_blocks
 
 MACS = ('backbone_executed', 'backbone_dense', 'model_executed', 'model_dense')
 SPACES = ('logits', 'mask', 'feature')
 _ARRAYS = ('amount', 'objects', 'positions', 'macs')
+_HEADER = ('layers', 'classes', 'paths', 'costs', 'info')
 
 
 @dataclass
@@ -92,6 +94,11 @@ class GateTable:
         """Name of a class; of -1 'none'."""
         return self.classes[index] if index >= 0 else 'none'
 
+    @property
+    def categories(self) -> list[str]:
+        """N: the name of the main class."""
+        return [self.class_name(int(index)) for index in self.main_class]
+
     def choose(
         self, layers: Union[str, int, Sequence[Union[str, int]]], key: str = 'layers'
     ) -> list[str]:
@@ -102,36 +109,40 @@ class GateTable:
                 :func:`~fgc_mm.gates.utils.match_blocks`; names of gates as well.
             key (str): What the choice is called, for the error. Defaults to 'layers'.
         """
-        wanted = [layers] if isinstance(layers, (str, int)) else list(layers)
-        known = {written: name for name in self.layers for written in (name, site_name(name))}
-        known |= {short_name(name, self.layers): name for name in self.layers}
-        chosen = {known[item] for item in wanted if item in known}
-        rest = [item for item in wanted if item not in known]
-        if rest:
-            block_of = {name: site_name(name).rpartition('.')[0] for name in self.layers}
-            block_of |= self.info.get('blocks', {})
-            found = match_blocks(rest, list(dict.fromkeys(block_of.values())), key)
-            chosen |= {name for name in self.layers if block_of[name] in found}
+        block_of = {name: site_name(name).rpartition('.')[0] for name in self.layers}
+        block_of |= self.info.get('blocks', {})
+        blocks = list(dict.fromkeys(block_of.values()))
+        chosen: set[str] = set()
+        for item in [layers] if isinstance(layers, (str, int)) else layers:
+            own = {
+                name
+                for name in self.layers
+                if item in (name, site_name(name), short_name(name, self.layers))
+            }
+            found = [] if own else match_blocks(item, blocks, key)
+            chosen |= own | {name for name in self.layers if block_of[name] in found}
         return [name for name in self.layers if name in chosen]
 
     def gates(self, layer: str, space: str = 'logits') -> np.ndarray:
         """One gate's N x C values."""
         return getattr(self, space)[layer]
 
+    def check_finite(self, checkpoint: str) -> None:
+        """See that the training did not diverge."""
+        for name in self.layers:
+            if not (np.isfinite(self.logits[name]).all() and np.isfinite(self.feature[name]).all()):
+                raise UsageError(
+                    f'{checkpoint}: gate {name} gives NaN or Inf; the training has diverged, take '
+                    'an earlier checkpoint'
+                )
+
     def save(self, path: Path) -> None:
         """Write an ``.npz`` file."""
         arrays: dict[str, np.ndarray] = {name: getattr(self, name) for name in _ARRAYS}
-        for number, layer in enumerate(self.layers):
-            arrays[f'logits{number}'] = self.logits[layer]
-            arrays[f'feature{number}'] = self.feature[layer]
-            arrays[f'mask{number}'] = np.packbits(self.mask[layer] != 0, axis=1)
-        header = dict(
-            layers=self.layers,
-            classes=self.classes,
-            paths=self.paths,
-            costs=self.costs,
-            info=self.info,
-        )
+        for kind in SPACES:
+            for number, values in enumerate(getattr(self, kind).values()):
+                arrays[f'{kind}{number}'] = values
+        header = {name: getattr(self, name) for name in _HEADER}
         arrays['header'] = np.frombuffer(json.dumps(header).encode(), np.uint8)
         write_files({path: lambda file: np.savez_compressed(file, **arrays)})  # type: ignore[arg-type]
 
@@ -139,16 +150,12 @@ class GateTable:
     def load(cls, path: Path) -> GateTable:
         """Read what :meth:`save` wrote."""
         with np.load(path) as arrays:
-            header = json.loads(arrays['header'].tobytes())
-            layers = header.pop('layers')
-            logits = {layer: arrays[f'logits{i}'] for i, layer in enumerate(layers)}
-            mask = {
-                layer: np.unpackbits(arrays[f'mask{i}'], axis=1, count=logits[layer].shape[1])
-                for i, layer in enumerate(layers)
-            }
-            feature = {layer: arrays[f'feature{i}'] for i, layer in enumerate(layers)}
-            rest = {name: arrays[name] for name in _ARRAYS}
-        return cls(logits=logits, mask=mask, feature=feature, **header, **rest)
+            fields: dict[str, Any] = json.loads(arrays['header'].tobytes())
+            layers = list(enumerate(fields.pop('layers')))
+            fields |= {name: arrays[name] for name in _ARRAYS}
+            for kind in SPACES:
+                fields[kind] = {name: arrays[f'{kind}{number}'] for number, name in layers}
+        return cls(**fields)
 
 
 def site_name(layer: str) -> str:
@@ -167,10 +174,8 @@ def short_name(layer: str, layers: Sequence[str]) -> str:
     """
     names = [site_name(name) for name in layers]
     name = site_name(layer)
-    first = name.split('.')[0]
+    first, _, rest = name.partition('.')
+    alike = all(other.startswith(f'{first}.') for other in names)
     if len({other.rpartition('.')[0] for other in names}) == len(names):
-        name = name.rpartition('.')[0]
-    if all('.' in other and other.split('.')[0] == first for other in names):
-        cut = name.split('.', 1)
-        return cut[1] if len(cut) > 1 and not first.startswith('layer') else name
-    return name
+        name, rest = name.rpartition('.')[0], rest.rpartition('.')[0]
+    return rest if alike and rest and not first.startswith('layer') else name

@@ -13,7 +13,6 @@ from typing import Any, Optional
 
 import numpy as np
 import torch
-import torch.nn as nn
 from mmengine.config import Config
 from mmengine.logging import print_log
 from mmengine.registry import DATASETS, DefaultScope
@@ -22,17 +21,17 @@ from torch.utils.data import Subset
 
 from ..datasets import name_broken_pictures
 from ..errors import CheckpointError, UsageError
-from ..evaluation import PredictionCounter, read_macs
+from ..evaluation import PredictionCounter, counted_backbone, read_macs
 from ..evaluation.checkpoint_fit import CheckpointFitHook
 from ..gates import Gate, find_gates, gated_blocks, select_blocks
+from ..macs import MACsTracer
 from ..runtime import launch, unwrap
 from ..runtime.checkpoints.file import existing
 from ..tasks import annotation_fields, task_of_sample
 from .gate_table import MACS, SPACES, GateTable
-from .layer_costs import layer_costs
 from .progress import progress
 
-_FORMAT = 3  # of the cache; raised when what is gathered changes
+_FORMAT = 4  # of the cache; raised when what is gathered changes
 
 
 def gather(
@@ -78,7 +77,7 @@ def gather(
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as logs:
         runner = _runner(copy.deepcopy(cfg), checkpoint, logs)
         table = _run(runner, cfg, checkpoint, split, max_images)
-    _check_finite(table, checkpoint)
+    table.check_finite(checkpoint)
     if path is not None:
         try:
             table.save(path)
@@ -101,16 +100,6 @@ def local_file(checkpoint: str) -> str:
             'the figures and what they are drawn from are kept'
         )
     return existing(checkpoint)
-
-
-def _check_finite(table: GateTable, checkpoint: str) -> None:
-    for name in table.layers:
-        for values in (table.logits[name], table.feature[name]):
-            if not np.isfinite(values).all():
-                raise UsageError(
-                    f'{checkpoint}: gate {name} gives NaN or Inf; the training has diverged, take '
-                    'an earlier checkpoint'
-                )
 
 
 def build_dataset(cfg: Config, split: str) -> Any:
@@ -188,15 +177,10 @@ def _run(
     settings = {**cfg[f'{split}_dataloader'], 'dataset': Subset(dataset, positions.tolist())}
     settings['sampler'] = dict(type='DefaultSampler', shuffle=False)
     loader = runner.build_dataloader(settings)
-    backbone = _backbone(cfg)
-    counter = PredictionCounter(model, backbone)
+    counter = PredictionCounter(model, counted_backbone(cfg))
     kept: dict[str, dict[str, list]] = {kind: {name: [] for name in gates} for kind in SPACES}
-    amount: list[np.ndarray] = []
-    objects: list[int] = []
-    paths: list[str] = []
+    pictures: list[tuple[np.ndarray, int, str]] = []
     macs: list[list[float]] = []
-    names = (getattr(dataset, 'metainfo', None) or {}).get('classes') or ()
-    task = ''
     counter.attach()
     for gate in gates.values():
         gate.wants_feature = True
@@ -204,72 +188,74 @@ def _run(
         with progress(f'gates of {Path(checkpoint).name}', wanted) as advance:
             for batch in loader:
                 outputs = model.test_step(batch)  # type: ignore[operator]
-                images = [read_macs(sample) for sample in outputs]
+                macs += [[getattr(read_macs(sample), name) for name in MACS] for sample in outputs]
                 for sample in batch['data_samples']:
-                    own = task_of_sample(sample)
-                    if not own.name:
+                    task = task_of_sample(sample)
+                    if not task.name:
                         *others, last = annotation_fields()
                         raise UsageError(
                             f'the pictures of {split}_dataloader come without classes (no '
                             f"{', '.join(others)} or {last}): add dict(type='LoadAnnotations') to "
                             'its pipeline'
                         )
-                    task, (labels, n_objects) = own.name, own.annotation(sample)
-                    amount.append(labels)
-                    objects.append(n_objects)
-                    paths.append(str(sample.metainfo.get('img_path') or ''))
-                macs += [[getattr(image, name) for name in MACS] for image in images]
+                    path = str(sample.metainfo.get('img_path') or '')
+                    pictures.append((*task.annotation(sample), path))
                 for name, gate in gates.items():
-                    for kind, value in _decided(name, gate, len(images)).items():
-                        kept[kind][name].append(value)
-                advance(len(images))
+                    for kind, own in kept.items():
+                        own[name].append(_decided(name, gate, kind, len(outputs)))
+                advance(len(outputs))
     finally:
         counter.detach()
-    width = max(len(names), *map(len, amount))
-    whole = {kind: {n: np.concatenate(v) for n, v in own.items()} for kind, own in kept.items()}
+    logits, mask, feature = (
+        {name: np.concatenate(parts) for name, parts in kept[kind].items()} for kind in SPACES
+    )
+    amounts, objects, paths = zip(*pictures, strict=True)
+    names = (getattr(dataset, 'metainfo', None) or {}).get('classes') or ()
+    width = max(len(names), *map(len, amounts))
     return GateTable(
-        logits=whole['logits'],
-        mask={name: mask.astype(np.uint8) for name, mask in whole['mask'].items()},
-        feature=whole['feature'],
+        logits=logits,
+        mask={name: own.astype(np.uint8) for name, own in mask.items()},
+        feature=feature,
         classes=[*map(str, names), *map(str, range(len(names), width))],
-        amount=np.stack([np.pad(row, (0, width - len(row))) for row in amount]).astype(np.float32),
+        amount=np.stack([np.pad(row, (0, width - len(row))) for row in amounts]).astype(np.float32),
         objects=np.array(objects),
         positions=positions,
-        paths=paths,
+        paths=list(paths),
         macs=np.array(macs),
-        costs=layer_costs(counter.tracer, wanted),
+        costs=_layer_costs(counter.tracer, wanted),
         info=dict(
             checkpoint=Path(checkpoint).name,
             split=split,
-            task=task,
+            task=task.name,
             pictures=count,
-            coupled=_coupled(model, cfg),
+            coupled=[
+                name
+                for hook in cfg.get('custom_hooks') or []
+                if str(hook.get('type')).endswith('FGCHook') and hook.get('eta', 1) != 0
+                for own in select_blocks(model, hook.get('layers', 'last_stage')).values()
+                for name, _ in own
+            ],
             blocks={n: block for block, own in gated_blocks(model).items() for n, _ in own},
         ),
     )
 
 
-def _decided(name: str, gate: Gate, images: int) -> dict[str, np.ndarray]:
+def _decided(name: str, gate: Gate, kind: str, images: int) -> np.ndarray:
     """What a gate did in a batch; of several views of a picture, in the last."""
     if gate.record is None:
         raise UsageError(f'gate {name!r} did not run in a pass of the network')
-    values = {kind: getattr(gate.record, kind).detach().float().cpu() for kind in SPACES}
-    return {kind: v.reshape(images, -1, v.size(-1))[:, -1].numpy() for kind, v in values.items()}
+    values = getattr(gate.record, kind).detach().float().cpu()
+    return values.reshape(images, -1, values.size(-1))[:, -1].numpy()
 
 
-def _hooks(cfg: Config, name: str) -> list[Any]:
-    return [h for h in cfg.get('custom_hooks') or [] if str(h.get('type')).endswith(name)]
-
-
-def _backbone(cfg: Config) -> str:
-    return next((h.get('backbone', 'backbone') for h in _hooks(cfg, 'GatedMACsHook')), 'backbone')
-
-
-def _coupled(model: nn.Module, cfg: Config) -> list[str]:
-    """Names of the gates that the config couples."""
-    chosen = [
-        select_blocks(model, hook.get('layers', 'last_stage'))
-        for hook in _hooks(cfg, 'FGCHook')
-        if hook.get('eta', 1) != 0
-    ]
-    return [name for blocks in chosen for gates in blocks.values() for name, _ in gates]
+def _layer_costs(tracer: MACsTracer, images: int) -> list[dict[str, Any]]:
+    """Dense and executed MACs per picture of every layer that ran, see :class:`GateTable`."""
+    rows = []
+    for name, (inside, own) in tracer.layers.items():
+        if name in tracer.by_layer:
+            dense, executed = (value / images for value in tracer.by_layer[name])
+            kind = 'gated' if name in tracer.switches else 'plain'
+            kind = 'gate' if own else kind if inside else 'outside'
+            # Gates are no part of the dense network.
+            rows.append(dict(layer=name, kind=kind, dense=0.0 if own else dense, executed=executed))
+    return rows

@@ -13,34 +13,30 @@ from matplotlib.figure import Figure
 from ..errors import UsageError
 from . import style
 from .gate_table import GateTable, short_name
-from .tables import write_csv
 from .thumbnails import Thumbnails, show, spread_out
 
 
-def similarities(gates: np.ndarray, query: int) -> np.ndarray:
-    """Cosine of each row to the row of the query."""
-    unit = gates.astype(np.float64)
-    unit /= np.maximum(np.linalg.norm(unit, axis=1, keepdims=True), 1e-12)
-    return np.clip(unit @ unit[query], -1, 1)
-
-
-def ranking(table: GateTable, layer: str, query: int, space: str = 'logits') -> list[dict]:
+def ranking(
+    table: GateTable, layer: str, query: int, space: str = 'logits'
+) -> list[dict[str, Any]]:
     """All pictures but the query, the most similar first.
 
     Returns:
-        list[dict]: ``query``, ``rank``, ``picture`` (row), ``similarity``,
+        list[dict]: ``query``, ``rank``, ``picture`` (row), ``similarity`` (cosine),
         ``category`` (main class) and ``path``.
     """
-    values = similarities(table.gates(layer, space), query)
+    unit = table.gates(layer, space).astype(np.float64)
+    unit /= np.maximum(np.linalg.norm(unit, axis=1, keepdims=True), 1e-12)
+    values = np.clip(unit @ unit[query], -1, 1)
     order = [int(n) for n in np.argsort(-values, kind='stable') if n != query]
-    main = table.main_class
+    categories = table.categories
     return [
         dict(
             query=query,
             rank=rank,
             picture=number,
             similarity=float(values[number]),
-            category=table.class_name(int(main[number])),
+            category=categories[number],
             path=table.paths[number],
         )
         for rank, number in enumerate(order, 1)
@@ -49,47 +45,23 @@ def ranking(table: GateTable, layer: str, query: int, space: str = 'logits') -> 
 
 def default_queries(table: GateTable, count: int = 5) -> list[int]:
     """The first picture of each of some classes."""
-    main = table.main_class
-    first = [int(np.flatnonzero(main == c)[0]) for c in np.unique(main)]
+    _, first = np.unique(table.main_class, return_index=True)
     return spread_out(first, count)
 
 
-def neighbors_figure(
-    table: GateTable, layer: str, queries: Sequence[int], pictures: Thumbnails, **options: Any
-) -> Figure:
-    """A row for each query: itself, then pictures from most to least similar."""
-    space = options.pop('space', 'logits')
-    rows = [gallery(ranking(table, layer, query, space), **options) for query in queries]
-    columns = 1 + max(map(len, rows))
-    digits = decimals([[row['similarity'] for row in found] for found in rows])
-    main = table.main_class
-    with style.style():
-        height = 1.35 * len(rows) + 0.4
-        figure = style.new_figure(1.05 * columns, height, layout=None)
-        margins = dict(left=0.005, right=0.995, bottom=0.005, top=1 - 0.6 / height)
-        axes = figure.subplots(
-            len(rows), columns, squeeze=False, gridspec_kw=dict(wspace=0.08, hspace=0.35, **margins)
-        )
-        for line, query, found in zip(axes, queries, rows, strict=True):
-            what = table.class_name(int(main[query]))
-            show(line[0], pictures.read(query), f'query {query}\nclass {what}')
-            for place, row in zip(line[1:], found, strict=False):
-                title = f'cosine {row["similarity"]:.{digits}f}\nclass {row["category"]}'
-                show(place, pictures.read(row['picture']), title)
-            for place in line[1 + len(found) :]:
-                place.set_axis_off()
-        figure.suptitle(
-            f'{short_name(layer, table.layers)}, cosine of gate {space}: a query, its nearest '
-            'pictures, then ever less similar ones to the last of all',
-            fontsize=9,
-        )
-    return figure
+def galleries(
+    table: GateTable, layer: str, queries: Sequence[int], space: str = 'logits'
+) -> list[list[dict[str, Any]]]:
+    """What is shown of the rankings, each row with its similarity as ``text``."""
+    found = [gallery(ranking(table, layer, query, space)) for query in queries]
+    digits = decimals([[row['similarity'] for row in rows] for rows in found])
+    return [[{**row, 'text': f'{row["similarity"]:.{digits}f}'} for row in rows] for rows in found]
 
 
 def gallery(rows: Sequence[dict], near: int = 5, far: int = 4) -> list[dict]:
     """The nearest of a ranking, and some evenly down to the last."""
     rest = range(near, len(rows))
-    chosen = spread_out(rest, far + 1)[1:] if far and len(rest) > far else list(rest)[:far]
+    chosen = spread_out(rest, far + 1)[1:] if len(rest) > far else list(rest)
     return [*rows[:near], *(rows[number] for number in chosen)]
 
 
@@ -99,6 +71,37 @@ def decimals(rows: Sequence[Sequence[float]]) -> int:
         if all(f'{row[0]:.{digits}f}' != f'{row[-1]:.{digits}f}' for row in rows if len(row) > 1):
             return digits
     return 6
+
+
+def neighbors_figure(
+    table: GateTable,
+    layer: str,
+    queries: Sequence[int],
+    pictures: Thumbnails,
+    space: str = 'logits',
+) -> Figure:
+    """A row for each query: itself, then pictures from most to least similar."""
+    rows = galleries(table, layer, queries, space)
+    columns = 1 + max(map(len, rows))
+    height = 1.35 * len(rows) + 0.4
+    margins = dict(left=0.005, right=0.995, bottom=0.005, top=1 - 0.6 / height)
+    with style.figure(1.05 * columns, height, layout=None) as figure:
+        axes = figure.subplots(
+            len(rows), columns, squeeze=False, gridspec_kw=dict(wspace=0.08, hspace=0.35, **margins)
+        )
+        for line, query, found in zip(axes, queries, rows, strict=True):
+            show(line[0], pictures.read(query), f'query {query}\nclass {table.categories[query]}')
+            for place, row in zip(line[1:], found, strict=False):
+                title = f'cosine {row["text"]}\nclass {row["category"]}'
+                show(place, pictures.read(row['picture']), title)
+            for place in line[1 + len(found) :]:
+                place.set_axis_off()
+        figure.suptitle(
+            f'{short_name(layer, table.layers)}, cosine of gate {space}: a query, its nearest '
+            'pictures, then ever less similar ones to the last of all',
+            fontsize=9,
+        )
+    return figure
 
 
 def analyze_neighbors(
@@ -120,9 +123,9 @@ def analyze_neighbors(
         for query in queries
         for row in ranking(table, layer, query, space)
     ]
-    written = [write_csv(rows, out_dir / 'neighbors.csv')]
+    written = [style.write_csv(rows, out_dir / 'neighbors.csv')]
     for layer in layers:
-        figure = neighbors_figure(table, layer, queries, pictures, space=space)
+        figure = neighbors_figure(table, layer, queries, pictures, space)
         stem = f'neighbors_{short_name(layer, table.layers)}'
         written += style.save(figure, out_dir / stem)
     return written

@@ -11,11 +11,11 @@ import numpy as np
 from ..tasks import task_named
 from . import style
 from .alignment import PANELS, alignment_rows
-from .cost import cost_rows, rank_correlation
+from .cost import EXTREMES, cost_rows, rank_correlation
 from .embedding import class_groups, embed_table
-from .frequency import class_similarity, frequencies
+from .frequency import patterns
 from .gate_table import GateTable, short_name
-from .nearest_pictures import decimals, default_queries, gallery, ranking
+from .nearest_pictures import default_queries, galleries
 from .progress import progress
 from .report_runs import ReportRun
 from .thumbnails import Thumbnails, spread_out
@@ -28,9 +28,6 @@ def payload(runs: Sequence[ReportRun], max_layers: int = 8, k: int = 10) -> dict
     """Everything the page's script needs, as plain lists and numbers."""
     thumbs: dict[str, str] = {}  # the same picture of several runs is there once
     own = [_run(run, max_layers, thumbs) for run in runs]
-    numbers = {key: number for number, key in enumerate(thumbs)}
-    for data in own:
-        data['pictures'] = [numbers[key] for key in data['pictures']]
     tables = {run.name: run.table for run in runs if run.table is not None}
     aligned = alignment_rows(tables, k=k) if tables else []
     for row in aligned:
@@ -64,16 +61,20 @@ def _run(run: ReportRun, max_layers: int, thumbs: dict[str, str]) -> dict[str, A
     layers = {short_name(table.layers[n], table.layers): table.layers[n] for n in chosen}
     groups, names = class_groups(table)
     pictures = Thumbnails(run.cfg, table, size=64)
-    keys = [_key(table, number) for number in range(len(table))]
+    keys = [
+        path or f'{table.info["split"]} {n}'
+        for path, n in zip(table.paths, table.positions, strict=True)
+    ]
     for number, key in enumerate(keys):
         if key not in thumbs:
             thumbs[key] = pictures.uri(number)
+    numbers = {key: number for number, key in enumerate(thumbs)}
     data.update(
         layers=list(layers),
         task=table.info['task'],
         split=table.info['split'],
         checkpoint=table.info['checkpoint'],
-        pictures=keys,
+        pictures=[numbers[key] for key in keys],
         of=table.info['pictures'],
         classes=table.classes,
         groups=groups.tolist(),
@@ -85,11 +86,6 @@ def _run(run: ReportRun, max_layers: int, thumbs: dict[str, str]) -> dict[str, A
         neighbors={name: _neighbors(table, layer) for name, layer in layers.items()},
     )
     return data
-
-
-def _key(table: GateTable, number: int) -> str:
-    """The same for the same picture in several runs."""
-    return table.paths[number] or f'{table.info["split"]} {table.positions[number]}'
 
 
 def _embeddings(table: GateTable, layers: dict[str, str]) -> dict[str, Any]:
@@ -105,31 +101,21 @@ def _embeddings(table: GateTable, layers: dict[str, str]) -> dict[str, Any]:
 
 
 def _frequency(table: GateTable, layer: str) -> dict[str, Any]:
-    chosen = table.common_classes()
-    values = frequencies(table, layer)[chosen]
-    overall = table.mask[layer].mean(axis=0)
-    order = np.argsort(-overall, kind='stable')
+    found = patterns(table, layer)
     return dict(
-        open=_round(float(overall.mean())),
-        classes=chosen,
-        channels=order.tolist(),
-        values=_grid(values[:, order]),
-        overall=_grid(overall[None, order])[0],
-        similarity=_grid(class_similarity(values, overall)),
+        open=_round(float(found.overall.mean())),
+        classes=found.classes,
+        channels=found.channels.tolist(),
+        values=_grid(found.frequency),
+        overall=_grid(found.overall[None])[0],
+        similarity=_grid(found.similarity),
     )
 
 
 def _neighbors(table: GateTable, layer: str) -> list[dict[str, Any]]:
     queries = default_queries(table, 4)
-    found = [gallery(ranking(table, layer, query)) for query in queries]
-    digits = decimals([[row['similarity'] for row in rows] for rows in found])
-    return [
-        dict(
-            query=query,
-            hits=[[row['picture'], f'{row["similarity"]:.{digits}f}'] for row in rows],
-        )
-        for query, rows in zip(queries, found, strict=True)
-    ]
+    found = zip(queries, galleries(table, layer, queries), strict=True)
+    return [dict(query=q, hits=[[r['picture'], r['text']] for r in rows]) for q, rows in found]
 
 
 def _cost(table: GateTable) -> dict[str, Any]:
@@ -144,15 +130,14 @@ def _cost(table: GateTable) -> dict[str, Any]:
         objects=objects,
         objects_name=task.objects_name,
         correlation=None if np.isnan(correlation) else _round(correlation),
-        cheapest=[row['picture'] for row in rows[:6]],
-        dearest=[row['picture'] for row in rows[-6:]],
+        cheapest=[row['picture'] for row in rows[:EXTREMES]],
+        dearest=[row['picture'] for row in rows[-EXTREMES:]],
     )
 
 
 def _training(run: ReportRun) -> dict[str, Any]:
-    found = {}
-    for title, names in panels({run.name: run.curves}).items():
-        found[title] = [
+    return {
+        title: [
             dict(
                 name=curve_label(name, names),
                 points=_thin(run.curves[name]),
@@ -160,7 +145,8 @@ def _training(run: ReportRun) -> dict[str, Any]:
             )
             for name in names
         ]
-    return found
+        for title, names in panels({run.name: run.curves}).items()
+    }
 
 
 def _thin(curve: Curve) -> list[list[Optional[float]]]:

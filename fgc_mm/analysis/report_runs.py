@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Optional
@@ -14,44 +15,32 @@ from mmengine.config import Config
 from ..errors import UsageError
 from ..evaluation.summary import add_derived
 from ..runtime.config.files import read_config
-from .figures_file import read_figures
 from .gate_table import GateTable
+from .tradeoff import read_figures
 from .training import Curves, last_validation, read_curves
 
 
 @dataclass
 class ReportRun:
-    """One run of a report.
-
-    Attributes:
-        name (str): What it is called, the name of its folder.
-        folder (Path): Its work dir.
-        cfg (Config): Its config.
-        config_name (str): Path of the config file if the test tells it, else its name,
-            without ending.
-        checkpoint (Path, optional): Its last checkpoint.
-        metrics (dict): Figures of its test, or of its last validation.
-        measured (str): Which of the two, and of which file.
-        layers (list[dict]): Rows of its gates, see
-            :func:`~fgc_mm.evaluation.layer_rows`.
-        published (list[dict]): Figures of the model index for this config.
-        curves (dict): What it logged in training.
-        table (GateTable, optional): What its gates do.
-        note (str): Why there is no table.
-    """
+    """One run of a report."""
 
     name: str
     folder: Path
     cfg: Config
     config_name: str
+    """Path of the config file if the test tells it, else its name, without ending."""
     checkpoint: Optional[Path] = None
     metrics: dict[str, Any] = field(default_factory=dict)
     measured: str = ''
+    """What the metrics are of: a test, and in which file, or the last validation."""
     layers: list[dict[str, Any]] = field(default_factory=list)
+    """Rows of its gates, see :func:`~fgc_mm.evaluation.layer_rows`."""
     published: list[dict[str, Any]] = field(default_factory=list)
+    """Figures of the model index for this config."""
     curves: Curves = field(default_factory=dict)
     table: Optional[GateTable] = None
     note: str = ''
+    """Why there is no table."""
 
 
 def read_run(folder: Path, name: Optional[str] = None) -> ReportRun:
@@ -63,14 +52,9 @@ def read_run(folder: Path, name: Optional[str] = None) -> ReportRun:
     cfg.launcher = 'none'
     run = ReportRun(name or folder.resolve().name, folder, cfg, config.stem)
     run.checkpoint = find_checkpoint(folder)
-    try:
+    with suppress(UsageError):  # a test only
         run.curves = read_curves(folder)
-    except UsageError:
-        run.curves = {}  # a test only
-    for file in ('figures.json', 'results.json'):
-        if _take_figures(run, folder / file):
-            break
-    else:
+    if not any(_take_figures(run, folder / file) for file in ('figures.json', 'results.json')):
         run.metrics = last_validation(folder)
         run.measured = 'last validation' if run.metrics else ''
     run.metrics = add_derived(run.metrics)
@@ -124,14 +108,9 @@ def _take_figures(run: ReportRun, path: Path) -> bool:
 
 
 def published_figures(config_name: str) -> list[dict[str, Any]]:
-    """Figures of the model index for a config.
+    """Figures of the model index for a config, named by its path or its name, without ending.
 
-    Args:
-        config_name (str): Path of the config file or its name, without ending;
-            a name may fit several, and the sources say which.
-
-    Returns:
-        list[dict]: ``source`` (who reported or measured them) and ``metrics``.
+    A name may fit several; ``source`` says which, and who reported or measured the ``metrics``.
     """
     package = Path(__file__).parents[1]
     places = [root / 'configs' / 'metafile.yml' for root in (package.parent, package / '.mim')]

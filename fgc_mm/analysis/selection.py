@@ -1,23 +1,15 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
-"""What somebody asks to look at: layers, pictures, runs and checkpoints by their names."""
+"""What somebody asks to look at: pictures, runs and checkpoints by their names."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Optional, Union
+from typing import Optional
 
 from ..errors import UsageError
 from .gate_table import GateTable
-
-
-def choose_layers(table: GateTable, wanted: Optional[Sequence[str]]) -> list[str]:
-    """The gates that ``--layers`` names, those of the last block by default."""
-    items: list[Union[str, int]] = [
-        int(item) if re.fullmatch(r'-?\d+', item) else item for item in wanted or ['-1']
-    ]
-    return table.choose(items, '--layers')
 
 
 def saved_epochs(checkpoint: Path) -> list[Path]:

@@ -1,9 +1,11 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
-"""One look for all figures."""
+"""One look for all figures, and how they and their tables are written."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import csv
+import io
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Optional
@@ -15,6 +17,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
+
+from ..files import write_files
 
 RUNS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')
 """Colors of runs (Okabe and Ito), told apart with all kinds of color vision."""
@@ -47,26 +51,17 @@ _STYLE: dict[Any, Any] = {
 
 
 @contextmanager
-def style() -> Iterator[None]:
-    """Within it, figures are made in this style."""
-    with matplotlib.rc_context(_STYLE):
-        yield
-
-
-def new_figure(
+def figure(
     width: float, height: float, layout: Optional[Literal['constrained']] = 'constrained'
-) -> Figure:
-    """An empty figure; call it within :func:`style`.
+) -> Iterator[Figure]:
+    """An empty figure of that many inches, in this style, to be drawn inside.
 
-    Args:
-        width (float): In inches.
-        height (float): In inches.
-        layout (str, optional): None for galleries, whose many axes take long to
-            arrange. Defaults to 'constrained'.
+    Galleries have no layout: their many axes take long to arrange.
     """
-    figure = Figure(figsize=(width, height), layout=layout)
-    FigureCanvasAgg(figure)
-    return figure
+    with matplotlib.rc_context(_STYLE):
+        empty = Figure(figsize=(width, height), layout=layout)
+        FigureCanvasAgg(empty)
+        yield empty
 
 
 def class_look(index: int) -> dict[str, Any]:
@@ -88,14 +83,9 @@ def run_look(index: int) -> dict[str, Any]:
 
 
 def heat_map(axes: Axes, values: np.ndarray, scale: str, low: float, **options: Any) -> AxesImage:
-    """Values up to 1 as colors; hatched where there is none, which no color could say.
+    """Values from ``low`` to 1 as colors; hatched where there is none, which no color could say.
 
-    Args:
-        axes (Axes): Where to.
-        values (ndarray): A matrix, NaN where nothing is known.
-        scale (str): :data:`SEQUENTIAL` or :data:`DIVERGING`.
-        low (float): The least value.
-        options: Of ``imshow``.
+    ``scale`` is :data:`SEQUENTIAL` or :data:`DIVERGING`, ``options`` are those of ``imshow``.
     """
     axes.patch.set(hatch='/////', edgecolor='0.6', facecolor='white')
     return axes.imshow(
@@ -108,12 +98,24 @@ def color_scale(name: str, steps: int = 16) -> list[str]:
     return [to_hex(color) for color in matplotlib.colormaps[name](np.linspace(0, 1, steps))]
 
 
-def save(figure: Figure, stem: Path) -> list[Path]:
+def save(drawn: Figure, stem: Path) -> list[Path]:
     """Write a figure as ``.png`` and ``.svg``."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     paths = [stem.with_name(f'{stem.name}.{kind}') for kind in ('png', 'svg')]
-    with style():
-        figure.savefig(paths[0], dpi=150)
-        figure.set_layout_engine('none')  # everything has its place now
-        figure.savefig(paths[1], metadata={'Date': None})
+    with matplotlib.rc_context(_STYLE):
+        drawn.savefig(paths[0], dpi=150)
+        drawn.set_layout_engine('none')  # everything has its place now
+        drawn.savefig(paths[1], metadata={'Date': None})
     return paths
+
+
+def write_csv(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
+    """Write the table behind a figure: rows with the keys of the first as header."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]))
+    writer.writeheader()
+    for row in rows:
+        cells = {k: f'{v:.6g}' if isinstance(v, float) else v for k, v in row.items()}
+        writer.writerow(cells)
+    write_files({path: text.getvalue()})
+    return path

@@ -7,7 +7,7 @@ import base64
 import copy
 import os
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Any
 
 import cv2
 import mmcv
@@ -39,7 +39,11 @@ class Thumbnails:
                     picture = self._from_dataset(int(self.table.positions[number]))
                 except (FgcError, OSError):  # the data is elsewhere now
                     picture = np.full((32, 32, 3), 128, np.uint8)
-            self._known[number] = _shrink(picture, self.size)
+            scale = self.size / max(picture.shape[:2])
+            if scale < 1:
+                height, width = (max(1, round(n * scale)) for n in picture.shape[:2])
+                picture = cv2.resize(picture, (width, height), interpolation=cv2.INTER_AREA)
+            self._known[number] = picture
         return self._known[number]
 
     def uri(self, number: int) -> str:
@@ -58,22 +62,9 @@ class Thumbnails:
             self._dataset = build_dataset(cfg, split)
         inputs = self._dataset[position]['inputs']
         picture = np.ascontiguousarray(inputs.numpy().transpose(1, 2, 0)).astype(np.uint8)
-        return picture[:, :, ::-1] if _is_bgr(self.cfg) else picture
-
-
-def _is_bgr(cfg: Config) -> bool:
-    """Whether the model turns the channels of its inputs round."""
-    own: Optional[dict] = cfg.model.get('data_preprocessor') or cfg.get('data_preprocessor')
-    return bool(own and (own.get('bgr_to_rgb') or own.get('to_rgb')))
-
-
-def _shrink(picture: np.ndarray, size: int) -> np.ndarray:
-    height, width = picture.shape[:2]
-    scale = size / max(height, width)
-    if scale >= 1:
-        return picture
-    wanted = max(1, round(width * scale)), max(1, round(height * scale))
-    return cv2.resize(picture, wanted, interpolation=cv2.INTER_AREA)
+        own = self.cfg.model.get('data_preprocessor') or self.cfg.get('data_preprocessor') or {}
+        turned = own.get('bgr_to_rgb') or own.get('to_rgb')  # by the model
+        return picture[:, :, ::-1] if turned else picture
 
 
 def show(axes: Any, picture: np.ndarray, title: str) -> None:

@@ -1,12 +1,11 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
-"""Metrics against executed MACs: tables and the figure of a trade-off."""
+"""Metrics against executed MACs: figures of tests, tables and the plot of a trade-off."""
 
 from __future__ import annotations
 
-import csv
-import io
+import json
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
@@ -43,11 +42,8 @@ def task_metric(
 ) -> str:
     """The name of the metric that tests are compared by.
 
-    Args:
-        tests (Iterable[dict]): The figures of each.
-        wanted (str, optional): The name. Defaults to None: the first of the tasks'
-            metrics that there is.
-        rising (bool): Whether it is to be one where more is better. Defaults to False.
+    It is the one that is wanted, else the first of the tasks' metrics that there is; ``rising``
+    leaves out those where less is better.
     """
     tests = list(tests)
     # Of a task that is not listed, the first that is not about computation.
@@ -79,6 +75,27 @@ def metric_label(name: str) -> str:
     return f'{name}, {unit}' if unit else name
 
 
+def read_figures(path: Path) -> list[dict[str, Any]]:
+    """The metrics in a file that ``tools/test.py --out`` wrote."""
+    try:
+        content = json.loads(Path(path).read_text())
+        tests = [point['metrics'] for point in content.get('points', [content])]
+        for metrics in tests:
+            float(metrics[RATIO])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f'{path} holds no figures of tools/test.py --out: {error!r}') from None
+    if not tests:
+        raise UsageError(f'{path} holds no figures of tools/test.py --out: it has no points')
+    return tests
+
+
+def point_label(point: Mapping[str, Any]) -> str:
+    """The setting of one test of several, such as ``budget=0.4, threshold=0.964``."""
+    if 'budget' in point:
+        return f'budget={point["budget"]:g}, threshold={point["threshold"]:.4g}'
+    return f'threshold={point["threshold"]:g}' if 'threshold' in point else ''
+
+
 def spread(values: Sequence[float]) -> Optional[float]:
     """Sample standard deviation; None for less than two values."""
     return statistics.stdev(values) if len(values) > 1 else None
@@ -86,29 +103,28 @@ def spread(values: Sequence[float]) -> Optional[float]:
 
 def write_table(rows: Sequence[Row], metric: str, folder: Path, name: str = 'table') -> str:
     """Write ``table.csv`` and ``table.md``."""
-    table = io.StringIO()
-    writer = csv.writer(table)
-    columns = (f'{figure}_{what}' for figure in (metric, RATIO) for what in ('mean', 'std'))
-    writer.writerow(['setting', 'runs', *columns])
-    for row in rows:
-        numbers = [_mean(row.metric), spread(row.metric), _mean(row.ratio), spread(row.ratio)]
-        cells = ['' if number is None else f'{number:.6g}' for number in numbers]
-        writer.writerow([row.label, len(row.metric), *cells])
+    cells = []
     lines = [f'| setting | runs | {metric} | {RATIO} |', '| --- | --- | --- | --- |']
-    lines += [
-        f'| {row.label} | {len(row.metric)} | {_cell(row.metric)} | {_cell(row.ratio)} |'
-        for row in rows
-    ]
+    for row in rows:
+        line: dict[str, Any] = dict(setting=row.label, runs=len(row.metric))
+        texts = [row.label, str(len(row.metric))]
+        for figure, values in ((metric, row.metric), (RATIO, row.ratio)):
+            mean, around = statistics.fmean(values) if values else None, spread(values)
+            line |= {f'{figure}_mean': mean, f'{figure}_std': around}
+            text = '-' if mean is None else f'{mean:.4g}'
+            texts.append(text if around is None else f'{text} ± {around:.2g}')
+        cells.append(line)
+        lines.append(f'| {" | ".join(texts)} |')
     text = '\n'.join(lines) + '\n'
-    write_files({folder / f'{name}.csv': table.getvalue(), folder / f'{name}.md': text})
+    style.write_csv(cells, folder / f'{name}.csv')
+    write_files({folder / f'{name}.md': text})
     return text
 
 
 def tradeoff_figure(rows: Sequence[Row], metric: str, title: str = '') -> Figure:
     """Metric against executed computation: a line of means for each series, runs as dots."""
     rows = [row for row in rows if row.metric]
-    with style.style():
-        figure = style.new_figure(6, 4)
+    with style.figure(6, 4) as figure:
         axes = figure.add_subplot()
         for number, series in enumerate(dict.fromkeys(row.series for row in rows)):
             own = [row for row in rows if row.series == series]
@@ -116,24 +132,11 @@ def tradeoff_figure(rows: Sequence[Row], metric: str, title: str = '') -> Figure
             dots = [(100 - x, y) for r in own for x, y in zip(r.ratio, r.metric, strict=True)]
             look = style.run_look(number)
             axes.plot(*zip(*sorted(means), strict=True), label=series or None, **look)
-            across, up = zip(*dots, strict=True)
-            axes.scatter(across, up, s=8, alpha=0.5, color=look['color'])
-        axes.set_xlabel("executed MACs of the backbone, % of the dense one's")
-        axes.set_ylabel(metric_label(metric))
-        axes.set_title(title)
+            left, up = zip(*dots, strict=True)
+            axes.scatter(left, up, s=8, alpha=0.5, color=look['color'])
+        across = "executed MACs of the backbone, % of the dense one's"
+        axes.set(xlabel=across, ylabel=metric_label(metric), title=title)
         axes.grid(True)
         if any(row.series for row in rows):
             axes.legend()
     return figure
-
-
-def _mean(values: Sequence[float]) -> Optional[float]:
-    return statistics.fmean(values) if values else None
-
-
-def _cell(values: Sequence[float]) -> str:
-    if not values:
-        return '-'
-    deviation = spread(values)
-    around = '' if deviation is None else f' ± {deviation:.2g}'
-    return f'{statistics.fmean(values):.4g}{around}'

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+import re
+from typing import Any, Union
 
 TRUST = '--trust-checkpoint'
 
@@ -26,6 +27,11 @@ class CfgOptions(argparse.Action):
                     f'{option_string} {pair}: write KEY=VALUE, as in model.backbone.depth=18'
                 )
         setattr(namespace, self.dest, [*(getattr(namespace, self.dest) or []), *values])
+
+
+def block(text: str) -> Union[str, int]:
+    """A block by its name, or by its index."""
+    return int(text) if re.fullmatch(r'-?\d+', text) else text
 
 
 def add_config(parser: argparse.ArgumentParser, help_text: str = 'config file') -> None:

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from ..analysis.report import write_report
+    from ..analysis.report_page import write_report
     from ..analysis.selection import run_names
     from ..errors import UsageError
     from ..files import check_file

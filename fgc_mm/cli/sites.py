@@ -44,9 +44,10 @@ def run(args: argparse.Namespace) -> None:
     from ..errors import UsageError
     from ..gates import find_gates
     from ..macs import layer_macs
-    from ..sites import Gates
+    from ..sites import Gates, find_sites
+    from ..sites.find import find_in_model
     from ..sites.forward_hooks import remove_gates
-    from ..sites.parts import check_parts, find_in_model, find_in_part, in_part
+    from ..sites.parts import check_parts, in_part
     from ..tasks import task_of_model
     from .config import load_config
 
@@ -64,7 +65,7 @@ def run(args: argparse.Namespace) -> None:
     channels = first_channels(model)
     shape = (channels, height, width)
     if args.part == ['backbone']:
-        found = {'backbone': find_in_part(model, 'backbone', shape)}
+        found = {'backbone': find_sites(model.backbone, torch.zeros(1, *shape))}
         picture = torch.zeros(1, *shape)
         model.eval()  # what that of a backbone returns may be None
         inner = layer_macs(model.backbone, picture)
@@ -74,7 +75,7 @@ def run(args: argparse.Namespace) -> None:
         found = {part: in_part(whole, part) for part in args.part}
         generator = torch.Generator().manual_seed(0)
         picture = torch.rand(1, *shape, generator=generator)
-        samples = task_of_model(model).made_up(1, height, width)
+        samples = task_of_model(model).made_up(model, 1, height, width)
         model.eval()
         macs = layer_macs(model, picture, samples, mode='predict')
     for part, mine in found.items():

@@ -13,6 +13,7 @@ import os
 import re
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ..errors import UsageError
 from .arguments import add_checkpoint, add_config
@@ -56,11 +57,58 @@ def check_owner(config: Path, target: Path) -> None:
             )
 
 
+def format_report(report: dict[str, Any], equal: float) -> str:
+    """The report of a slimming as plain text; up to ``equal``, relative, outputs are the same."""
+    gates = report['gates']
+    channels = sum(row['channels'] for row in gates)
+    removed = sum(row['removed'] for row in gates)
+    fixed = sum(row['always_open'] for row in gates)
+    rows = {'parameters [M]': 'parameters', 'weights [MB]': 'weights_bytes'}
+    rows['file of weights [MB]'] = 'file_bytes'
+    lines = [
+        f'Slimmed on {report["images"]} images: of {channels} gated channels {removed} removed '
+        f'(open for at most {100 * report["tolerance"]:g} % of them), {fixed} open for good',
+        '',
+        f'{"":<28}{"before":>12}{"after":>12}{"change":>10}',
+    ]
+    for title, key in rows.items():
+        before, after = report[key]['before'] / 1e6, report[key]['after'] / 1e6
+        change = 100 * (after / before - 1)
+        lines.append(f'{title:<28}{before:>12.3f}{after:>12.3f}{change:>9.1f}%')
+    before, after = report['metrics']['before'], report['metrics']['after']
+    for name in before:
+        old, new = float(before[name]), float(after[name])
+        lines.append(f'{name:<28}{old:>12.5g}{new:>12.5g}{_change(old, new):>10}')
+    lines += ['', 'macs/pruning_ratio: of the MACs the network before has without gates']
+    size, more = report['checkpoint_bytes'], report['checkpoint_also_holds']
+    if size and more:
+        lines.append(f'The checkpoint has {size / 1e6:.3f} MB: it also holds {", ".join(more)}')
+    difference = report['max_difference']
+    verdict = 'the same up to rounding' if difference <= equal else 'NOT the same'
+    lines += [f'Backbone outputs: {verdict}, largest relative difference {difference:.1e}']
+    for row in gates:
+        if row['kept_because']:
+            lines.append(f'{row["gate"]} keeps all channels: {row["kept_because"]}')
+    if not any(row['always_open'] < row['channels'] - row['removed'] for row in gates):
+        hooks = ', '.join(report['dropped_hooks'])
+        more = f'; the config is without {hooks}, which would find none' if hooks else ''
+        lines += [f'No gate is left: the network is a dense one{more}']
+    return '\n'.join(lines)
+
+
+def _change(old: float, new: float) -> str:
+    """A difference that is more than rounding."""
+    # The MACs of small networks are thousandths of the unit.
+    same = abs(new - old) <= 1e-9 * max(abs(old), abs(new))
+    return '0' if same else f'{new - old:+.3g}'
+
+
 def run(args: argparse.Namespace) -> None:
     import torch
 
     from ..files import check_folder, write_files
-    from ..inference import format_slim_report, slim_checkpoint
+    from ..inference import slim_checkpoint
+    from ..inference.slim_files import EQUAL
     from ..runtime import launch
     from ..runtime.checkpoints.file import existing
     from .config import load_config
@@ -86,7 +134,7 @@ def run(args: argparse.Namespace) -> None:
     text = json.dumps(report, indent=2, default=float) + '\n'
     saved = partial(torch.save, weights)
     write_files({target: saved, config: slim_cfg.pretty_text, target.with_suffix('.json'): text})
-    print(format_slim_report(report))
+    print(format_report(report, EQUAL))
     print(
         f'\nConfig      {config}\nCheckpoint  {target}\nReport      {target.with_suffix(".json")}'
     )

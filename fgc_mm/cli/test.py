@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from . import dial_arguments
+from . import dial
 from .arguments import add_checkpoint, add_config, add_launcher
 
 SUBJECT = 'the test failed'
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--sparse', action='store_true', help='compute open channels only, with the same results'
     )
-    dial_arguments.add_arguments(parser)
+    dial.add_arguments(parser)
     add_launcher(parser)
 
 
@@ -33,13 +33,12 @@ def run(args: argparse.Namespace) -> None:
     from mmengine.evaluator import DumpResults
 
     from ..errors import UsageError
-    from ..evaluation import summary
+    from ..evaluation import GatedMACs, summary
     from ..evaluation.checkpoint_fit import CheckpointFitHook
     from ..files import check_file, check_folder
     from ..inference import add_sparse_hook
     from ..runtime import launch
     from ..runtime.checkpoints.file import existing
-    from . import dial
     from .config import load_config
 
     suffix = Path(args.out).suffix if args.out else None
@@ -49,7 +48,7 @@ def run(args: argparse.Namespace) -> None:
         check_file(args.out, '--out')
     if args.show_dir:
         check_folder(args.show_dir, '--show-dir')
-    dial_arguments.check_arguments(args)
+    dial.check_arguments(args)
     cfg = load_config(args)
     cfg.load_from = existing(args.checkpoint)
     if args.show or args.show_dir:
@@ -65,11 +64,13 @@ def run(args: argparse.Namespace) -> None:
     if suffix in ('.pkl', '.pickle'):
         runner.test_evaluator.metrics.append(DumpResults(out_file_path=args.out))
     runner.register_hook(CheckpointFitHook(args.checkpoint))
-    if dial_arguments.is_sweep(args):
-        dial.run(runner, args)
+    if dial.is_sweep(args):
+        dial.sweep(runner, args)
         return
     threshold = dial.set_dial(runner, args)
     metrics = summary.add_derived(runner.test())
     summary.print_summary(metrics)
     if suffix == '.json':
-        summary.write_json(args.out, runner, args.config, args.checkpoint, metrics, **threshold)
+        counted = (m.layer_table for m in runner.test_evaluator.metrics if isinstance(m, GatedMACs))
+        tested = dict(config=args.config, checkpoint=args.checkpoint, **threshold)
+        summary.dump(args.out, dict(**tested, metrics=metrics, layers=next(counted, [])))

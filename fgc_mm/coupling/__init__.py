@@ -1,9 +1,10 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
 from .approximate import ApproximateSearch
+from .batch import gather_rows
 from .coupling import Coupling
 from .layer_coupling import CouplingResult, LayerCoupling
 from .memory_bank import MemoryBank
-from .neighbors import ExactSearch, LabelSource, nearest_neighbors
+from .neighbors import LabelSource, nearest_neighbors
 from .overlap import TurnoverMeter, neighbor_overlap
 from .parallel import map_layers
 
@@ -11,11 +12,11 @@ __all__ = [
     'ApproximateSearch',
     'Coupling',
     'CouplingResult',
-    'ExactSearch',
     'LabelSource',
     'LayerCoupling',
     'MemoryBank',
     'TurnoverMeter',
+    'gather_rows',
     'map_layers',
     'nearest_neighbors',
     'neighbor_overlap',

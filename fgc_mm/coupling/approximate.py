@@ -13,6 +13,7 @@ from torch import Tensor
 from ..errors import UsageError
 from .memory_bank import MemoryBank, iter_chunks
 from .neighbors import check_k, nearest_neighbors
+from .overlap import shared_entries
 from .topk import merge, pack, unpack
 
 _BASIS_ROWS = 16384
@@ -87,39 +88,18 @@ class ApproximateSearch:
         found = self._search(queries, k, exclude)
         if due and self.recall_queries:
             self.recall = self.measure_recall(queries, k, exclude, found[0])
-            print_log(
-                f'approximate neighbors: recall@{k} {self.recall:.3f} on '
-                f'{min(self.recall_queries, len(queries))} queries',
-                logger='current',
-                level=logging.INFO,
-            )
+            count = min(self.recall_queries, len(queries))
+            text = f'approximate neighbors: recall@{k} {self.recall:.3f} on {count} queries'
+            print_log(text, logger='current', level=logging.INFO)
         self.searches += 1
         return found
 
     @torch.no_grad()
-    def measure_recall(
-        self, queries: Tensor, k: int, exclude: Tensor, found: Optional[Tensor] = None
-    ) -> float:
-        """Share of the exact neighbors that the search finds.
-
-        Args:
-            queries (Tensor): B x D; the first ``recall_queries`` are used.
-            k (int): How many neighbors.
-            exclude (Tensor): The queries' own rows.
-            found (Tensor, optional): What the search found. Defaults to None:
-                it is searched here.
-
-        Returns:
-            float: Recall, 0 to 1.
-        """
+    def measure_recall(self, queries: Tensor, k: int, exclude: Tensor, found: Tensor) -> float:
+        """Share of the exact neighbors among those found, of the first ``recall_queries``."""
         some = slice(0, max(1, self.recall_queries))
-        queries, exclude = queries[some].detach().float(), exclude[some]
-        if found is None:
-            self._prepare(queries.device)
-            found = self._search(queries, k, exclude)[0]
-        exact = nearest_neighbors(queries, self.bank.data, k, exclude, self.backend)[0]
-        both = torch.cat((found[some], exact), dim=1).sort(dim=1).values
-        return float((both[:, 1:] == both[:, :-1]).sum()) / exact.numel()
+        exact = nearest_neighbors(queries[some], self.bank.data, k, exclude[some], self.backend)[0]
+        return int(shared_entries(exact, found[some]).sum()) / exact.numel()
 
     def _search(self, queries: Tensor, k: int, exclude: Tensor) -> tuple[Tensor, Tensor]:
         assert self.basis is not None

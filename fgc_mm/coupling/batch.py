@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from typing import Optional
 
 import torch
-from mmengine.dist import all_gather, get_rank, get_world_size
+from mmengine.dist import all_gather, get_rank
 from torch import Tensor
 
 from ..errors import NonFiniteError, RunError, UsageError
 from ..gates import GateRecord
 from ..runtime.numbers.finite_search import all_finite
+
+Read = Callable[[], tuple[Tensor, Optional[Tensor]]]
+"""Gives the indices of a rank's instances, on the CPU, and their labels or, on all ranks, None."""
 
 
 @dataclass
@@ -55,60 +58,59 @@ class Batch:
         return self.counts[get_rank()] * len(self.counts) / sum(self.counts)
 
 
-def collect_batch(
-    records: Mapping[str, GateRecord], read: Callable[[], tuple[Tensor, Optional[Tensor]]]
-) -> Batch:
-    """Read the batch of this rank and gather those of the others.
+def collect_batch(records: Mapping[str, GateRecord], read: Read) -> Batch:
+    """Read the batch of this rank and gather those of the others, the same on every rank.
 
     If one rank cannot read its batch, all ranks raise: none is left waiting.
 
     Args:
         records (Mapping[str, GateRecord]): Gate -> record of this pass.
-        read (Callable): Gives indices of this rank's instances, on the CPU, and their labels or, on
-            all ranks, None; it may raise.
-
-    Returns:
-        Batch: The same on every rank.
+        read (Callable): See :data:`Read`; it may raise.
     """
-    device = next(iter(records.values())).logits.device
     error: Optional[Exception] = None
     numbers = torch.zeros(0, 1, dtype=torch.int64)
+    layers: dict[str, LayerBatch] = {}
     try:
         indices, labels = read()
-        _check(records, len(indices))
+        layers = {name: _seen(name, record, len(indices)) for name, record in records.items()}
         parts = [indices] if labels is None else [indices, labels.cpu().long().view_as(indices)]
         numbers = torch.stack(parts, dim=1)
     except (ValueError, IndexError) as caught:
         error = caught
-    if get_world_size() == 1:
-        if error is not None:
-            raise error
-        counts = [len(numbers)]
-        layers = {
-            name: LayerBatch(_feature(name, record), record.logits.detach())
-            for name, record in records.items()
-        }
-    else:
-        status = torch.tensor([len(numbers), int(error is None)], device=device)
-        told = [row.tolist() for row in all_gather(status)]
-        if error is not None:
-            raise error
-        counts = [row[0] for row in told]
-        failed = [rank for rank, row in enumerate(told) if not row[1]]
-        if failed:
-            raise RunError(f'rank {failed[0]} cannot read its batch; see its message')
-        numbers = gather_rows(numbers.to(device), counts).cpu()
-        layers = _gather_layers(records, counts)
-    labels = numbers[:, 1] if numbers.size(1) > 1 else None
-    return Batch(numbers[:, 0], labels, layers, counts)
+    told = [row.tolist() for row in all_gather(torch.tensor([len(numbers), int(error is None)]))]
+    if error is not None:
+        raise error
+    counts = [row[0] for row in told]
+    failed = [rank for rank, row in enumerate(told) if not row[1]]
+    if failed:
+        raise RunError(f'rank {failed[0]} cannot read its batch; see its message')
+    if len(counts) > 1:
+        numbers = gather_rows(numbers, counts)
+        # Everything in one message.
+        rows = [part for layer in layers.values() for part in (layer.feature, layer.logits)]
+        widths = [part.size(1) for part in rows]
+        pieces = iter(gather_rows(torch.cat(rows, dim=1), counts).split(widths, dim=1))
+        layers = {name: LayerBatch(next(pieces), next(pieces)) for name in layers}
+    return Batch(numbers[:, 0], numbers[:, 1] if numbers.size(1) > 1 else None, layers, counts)
 
 
-def check_finite(batch: Batch, when: str = 'in this step') -> None:
+def _seen(name: str, record: GateRecord, size: int) -> LayerBatch:
+    if len(record.logits) != size:
+        raise UsageError(
+            f'{name} saw {len(record.logits)} pictures but the batch has {size} data samples; '
+            'a model that shows several views of a picture to its backbone cannot be coupled'
+        )
+    if record.feature is None:
+        raise UsageError(f'{name} left no feature: its convolution did not run')
+    return LayerBatch(record.feature, record.logits.detach())
+
+
+def check_finite(batch: Batch, when: str) -> None:
     """See that every feature and logit is a number, waiting for the device once.
 
     Args:
         batch (Batch): The batch, the same on all ranks.
-        when (str): For the error. Defaults to 'in this step'.
+        when (str): For the error.
 
     Raises:
         NonFiniteError: Naming the gate and the first instance.
@@ -142,29 +144,3 @@ def gather_rows(rows: Tensor, counts: Sequence[int]) -> Tensor:
     padded[: len(rows)] = rows
     gathered = all_gather(padded)
     return torch.cat([part[:count] for part, count in zip(gathered, counts, strict=True)])
-
-
-def _gather_layers(records: Mapping[str, GateRecord], counts: list[int]) -> dict[str, LayerBatch]:
-    # Everything in one message.
-    parts = []
-    for name, record in records.items():
-        parts += [_feature(name, record), record.logits.detach()]
-    widths = [part.size(1) for part in parts]
-    pieces = iter(gather_rows(torch.cat(parts, dim=1), counts).split(widths, dim=1))
-    return {name: LayerBatch(next(pieces), next(pieces)) for name in records}
-
-
-def _feature(name: str, record: GateRecord) -> Tensor:
-    if record.feature is None:
-        raise UsageError(f'{name} left no feature: its convolution did not run')
-    return record.feature
-
-
-def _check(records: Mapping[str, GateRecord], size: int) -> None:
-    for name, record in records.items():
-        if len(record.logits) != size:
-            raise UsageError(
-                f'{name} saw {len(record.logits)} pictures but the batch has {size} data samples; '
-                'a model that shows several views of a picture to its backbone cannot be coupled'
-            )
-        _feature(name, record)

@@ -80,20 +80,6 @@ def contrast_and_gradient(
         >>> each, gradient = contrast_and_gradient(a, bank, torch.randint(100, (4, 5)))
         >>> with_gradient(a, each.sum(), gradient).backward()
     """
-    if form not in FORMS:
-        raise ValueError(f'form={form!r} must be one of {FORMS}')
-    if not tau > 0:
-        raise ValueError(f'tau={tau} must be positive')
-    if queries.dim() != 2 or bank.dim() != 2 or queries.size(1) != bank.size(1):
-        raise ValueError(
-            f'queries of shape {tuple(queries.shape)} do not fit a bank of shape '
-            f'{tuple(bank.shape)}: the widths must agree'
-        )
-    if positives.dim() != 2 or positives.size(0) != queries.size(0):
-        raise ValueError(
-            f'positives of shape {tuple(positives.shape)} must have one row for each of the '
-            f'{queries.size(0)} queries'
-        )
     queries, positives = queries.detach(), positives.to(queries.device)
     if queries.dtype != torch.float64:
         queries = queries.float()

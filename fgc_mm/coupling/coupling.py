@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
-from typing import Any, Optional
+from typing import Any, ClassVar, Optional
 
 import torch
 import torch.nn as nn
@@ -17,7 +16,8 @@ from ..errors import CheckpointError, UsageError, in_context
 from ..gates import GateRecord, forget_records, records_of, select_blocks
 from ..gates.utils import Layers
 from ..runtime import Attachments
-from .batch import Batch, check_finite, collect_batch, gather_rows
+from ..runtime.config.argument_types import check_arguments
+from .batch import Batch, Read, check_finite, collect_batch, gather_rows
 from .layer_coupling import CouplingResult, LayerCoupling
 from .overlap import TurnoverMeter
 from .parallel import map_layers
@@ -43,17 +43,17 @@ class Coupling:
         eta (float): Weight of the loss; it belongs to a ``form`` and can be set at any time.
             Defaults to 0.03.
         k (int): Neighbors. Defaults to 200.
-        source (str): Where neighbors come from, ``'feature'``, ``'gate'`` or
-            ``'label'``. Defaults to 'feature'.
         shared (bool): Whether all gates use the neighbors of the last one.
             Defaults to False.
         warmup_epochs (float): How long an instance is its own only positive.
             Defaults to 0.
-        mmap_dir (str, optional): Folder for the banks of ``storage='mmap'``. Defaults to None.
+        mmap_dir (str, optional): Folder for the banks of ``bank_storage='mmap'``; None takes the
+            system's temporary one. Defaults to None.
         labels (Tensor, optional): Labels of all N instances, for ``source='label'``.
             Defaults to None.
         seed (int): Seed of the banks. Defaults to 0.
-        **options: ``form``, ``tau``, ``momentum``, ``space``, ... of :class:`LayerCoupling`.
+        **options: ``form``, ``tau``, ``momentum``, ``space``, ``source``, ... of
+            :class:`LayerCoupling`.
 
     Example:
         >>> coupling = Coupling(network, num_instances=len(dataset), layers=[-2, -1])
@@ -63,6 +63,8 @@ class Coupling:
         >>> coupling.step()
     """
 
+    options_of: ClassVar[dict] = {LayerCoupling: ('device',)}
+
     def __init__(
         self,
         network: nn.Module,
@@ -70,7 +72,6 @@ class Coupling:
         layers: Layers = 'last_stage',
         eta: float = 0.03,
         k: int = 200,
-        source: str = 'feature',
         shared: bool = False,
         warmup_epochs: float = 0,
         mmap_dir: Optional[str] = None,
@@ -78,6 +79,7 @@ class Coupling:
         seed: int = 0,
         **options: Any,
     ) -> None:
+        check_arguments(type(self), options)
         self.network = network
         self.num_instances = num_instances
         self.eta = eta
@@ -91,14 +93,13 @@ class Coupling:
         for number, (name, gate) in enumerate(self.gates.items()):
             gate.wants_feature = True
             own = None
-            if mmap_dir is not None and options.get('storage') == 'mmap':
+            if mmap_dir is not None and options.get('bank_storage') == 'mmap':
                 own = os.path.join(mmap_dir, f'rank{get_rank()}', name)
             with in_context(name):
                 self.layers[name] = LayerCoupling(
                     num_instances,
                     gate.channels,
                     k=k,
-                    source=source,
                     device=device,
                     mmap_dir=own,
                     labels=labels,
@@ -143,39 +144,40 @@ class Coupling:
         Raises:
             NonFiniteError: If a feature or a logit is NaN or Inf.
         """
-        if not (self.network.training and torch.is_grad_enabled()):
-            return torch.zeros((), device=next(self.network.parameters()).device)
-        if labels is None and self.needs_labels:
+        if labels is None and self.needs_labels and self._trains():
             raise UsageError(
                 "source='label' needs labels: loss(indices, labels), or those of all instances "
                 'as Coupling(labels=...)'
             )
-        batch = self.collect(lambda: (indices, labels if self.needs_labels else None))
-        check_finite(batch)
-        return self.contrast(batch)
+        return self.loss_of(lambda: (indices, labels if self.needs_labels else None))
 
-    def collect(self, read: Callable[[], tuple[Tensor, Optional[Tensor]]]) -> Batch:
-        """The batch of the last pass, over all ranks.
+    def loss_of(self, read: Read, when: Optional[str] = 'in this step') -> Tensor:
+        """:meth:`loss` of what is read here.
 
         Args:
             read (Callable): Gives indices and labels of this rank's part; it may raise, and all
                 ranks do then.
+            when (str, optional): When this is, for the error if a feature or a logit is NaN or
+                Inf; None if somebody has looked. Defaults to 'in this step'.
         """
+        if not self._trains():
+            return torch.zeros((), device=next(self.network.parameters()).device)
+        records = records_of(self.gates)
+        idle = [name for name in self.gates if name not in records]
+        if idle:
+            raise UsageError(f'{idle[0]} did not run in this pass; leave it out of layers=')
         bank = next(iter(self.layers.values())).feature_bank
 
         def checked() -> tuple[Tensor, Optional[Tensor]]:
             indices, labels = read()
             return bank.check_indices(torch.as_tensor(indices).cpu()), labels
 
-        return collect_batch(self._records(), checked)
-
-    def contrast(self, batch: Batch) -> Tensor:
-        """The loss of a batch that :meth:`collect` gave and whose numbers are finite."""
-        if batch.labels is not None:
-            for layer in self.layers.values():
-                assert layer.label_source is not None
+        batch = collect_batch(records, checked)
+        if when is not None:
+            check_finite(batch, when)
+        for layer in self.layers.values():
+            if layer.label_source is not None and batch.labels is not None:
                 layer.label_source.observe(batch.indices, batch.labels)
-        records = self._records()
         logits = next(iter(records.values())).logits
         value = logits.new_zeros(())
         if self.eta:
@@ -184,12 +186,15 @@ class Coupling:
         self._pending.append(batch)
         return value
 
+    def _trains(self) -> bool:
+        return self.network.training and torch.is_grad_enabled()
+
     def step(self) -> None:
         """Let the banks follow. Call it after each step of the optimizer."""
         for batch in self._pending:
             for name, coupling in self.layers.items():
                 layer = batch.layers[name]
-                coupling.update(layer.feature, layer.logits, batch.indices, batch.labels)
+                coupling.update(layer.feature, layer.logits, batch.indices)
             self.seen += len(batch.indices)
         self._pending.clear()
 
@@ -249,13 +254,6 @@ class Coupling:
             saved = state['turnover'].get(name)
             if saved is not None and saved['last'].shape == meter.last.shape:
                 meter.load_state_dict(saved)
-
-    def _records(self) -> dict[str, GateRecord]:
-        records = records_of(self.gates)
-        idle = [name for name in self.gates if name not in records]
-        if idle:
-            raise UsageError(f'{idle[0]} did not run in this pass; leave it out of layers=')
-        return records
 
     def _contrast(self, records: dict[str, GateRecord], batch: Batch) -> Tensor:
         """Sum of L_g over the coupled gates, of this rank's instances."""

@@ -14,7 +14,7 @@ from ..errors import UsageError, in_context
 from .approximate import ApproximateSearch
 from .contrast import FORMS, contrast_and_gradient, with_gradient
 from .memory_bank import MemoryBank, unit_rows
-from .neighbors import ExactSearch, LabelSource, check_k
+from .neighbors import LabelSource, check_backend, check_k, nearest_neighbors
 from .overlap import neighbor_overlap
 
 SOURCES = ('feature', 'gate', 'label')
@@ -31,18 +31,12 @@ class CouplingResult:
         gradient (Tensor): Its gradient in the logits.
         neighbors (Tensor, optional): B x k instances, -1 where a label has
             fewer; None in warm-up. Another layer can be given these (``shared``).
-        similarity (Tensor, optional): B x k, theirs; None if they were not
-            searched here.
-        recall (float, optional): Recall of the search: 1 if it is exact, the last
-            measured one if it is approximate, None if nothing was searched.
     """
 
     logits: Tensor
     value: Tensor
     gradient: Tensor
     neighbors: Optional[Tensor] = None
-    similarity: Optional[Tensor] = None
-    recall: Optional[float] = None
 
     @property
     def loss(self) -> Tensor:
@@ -59,7 +53,7 @@ class LayerCoupling:
     as positives; then both banks follow. :meth:`step` does all of it.
 
     In several processes, call :meth:`loss` with the rank's own batch, gather
-    features, logits, indices (and labels) of all ranks in the order of the ranks,
+    features, logits and indices of all ranks in the order of the ranks,
     and call :meth:`update` with the gathered batch on every rank. The banks
     then stay equal, bit for bit: they start equal, and :meth:`update` is
     deterministic, for repeated indices too.
@@ -72,7 +66,7 @@ class LayerCoupling:
         num_instances (int): N, instances of the training set.
         dim (int): Channels of the gated layer.
         k (int): Neighbors. Defaults to 200.
-        form (str): Contrast, ``'sum_log'`` (Eq. 8), ``'mean_log'`` or
+        form (str): Contrast, ``'sum_log'`` (Eq. 8), ``'mean_log'`` (the same / k) or
             ``'log_sum'`` (the authors' code). The weight of the loss belongs
             to a form. ``log_sum`` is content when an instance recognizes
             itself: on free gate vectors and features in clusters it leaves the
@@ -93,13 +87,12 @@ class LayerCoupling:
             Defaults to 'auto'.
         approximate (dict, optional): Arguments of :class:`ApproximateSearch`;
             None searches exactly. Defaults to None.
-        dtype (str): Type of the banks, ``'float32'`` or ``'float16'``.
-            Defaults to 'float32'.
-        storage (str): Where the banks lie, ``'device'``, ``'host'`` or
-            ``'mmap'``. Defaults to 'device'.
+        bank_dtype (str): ``'float32'`` or ``'float16'``. Defaults to 'float32'.
+        bank_storage (str): ``'device'`` keeps the banks with the model, ``'host'`` in
+            main memory, ``'mmap'`` in files. Defaults to 'device'.
         device (str | torch.device): Device of the model. Defaults to 'cpu'.
         mmap_dir (str, optional): Folder for the two files of
-            ``storage='mmap'``; every layer and every rank needs its own. None
+            ``'mmap'``; every layer and every rank needs its own. None
             takes unnamed temporary files. Defaults to None.
         labels (Tensor, optional): Labels of all N instances for
             ``source='label'``. Defaults to None: learned from the batches.
@@ -127,8 +120,8 @@ class LayerCoupling:
         normalize_feature: bool = True,
         backend: str = 'auto',
         approximate: Optional[dict] = None,
-        dtype: Union[str, torch.dtype] = 'float32',
-        storage: str = 'device',
+        bank_dtype: str = 'float32',
+        bank_storage: str = 'device',
         device: Union[str, torch.device] = 'cpu',
         mmap_dir: Optional[str] = None,
         labels: Optional[Tensor] = None,
@@ -144,6 +137,7 @@ class LayerCoupling:
         if not tau > 0:
             raise UsageError(f'LayerCoupling: tau={tau} must be positive')
         check_k(k, num_instances)
+        check_backend(backend)
         self.num_instances = num_instances
         self.dim = dim
         self.k = k
@@ -151,33 +145,23 @@ class LayerCoupling:
         self.tau = tau
         self.source = source
         self.space = space
+        self.backend = backend
         self.include_self = form == 'log_sum' if include_self is None else include_self
 
         def bank(name: str, normalize_input: bool, bank_seed: int) -> MemoryBank:
             path = None if mmap_dir is None else os.path.join(mmap_dir, f'{name}.bank')
             return MemoryBank(
-                num_instances,
-                dim,
-                dtype=dtype,
-                storage=storage,
-                device=device,
-                path=path,
-                momentum=momentum,
-                normalize_input=normalize_input,
-                seed=bank_seed,
-            )
+                num_instances, dim, bank_dtype, bank_storage, device, path, momentum,
+                normalize_input, bank_seed,
+            )  # fmt: skip
 
         self.feature_bank = bank('feature', normalize_feature, 2 * seed)
         self.gate_bank = bank('gate', False, 2 * seed + 1)
+        self.searched = self.feature_bank if source == 'feature' else self.gate_bank
         self.label_source = LabelSource(num_instances, labels, seed) if source == 'label' else None
-        self.search: Union[ExactSearch, ApproximateSearch, None] = None
-        if source != 'label':
-            searched = self.feature_bank if source == 'feature' else self.gate_bank
-            self.search = (
-                ExactSearch(searched, backend)
-                if approximate is None
-                else ApproximateSearch(searched, **{'backend': backend, **approximate})
-            )
+        self.search: Optional[ApproximateSearch] = None
+        if approximate is not None and source != 'label':
+            self.search = ApproximateSearch(self.searched, **{'backend': backend, **approximate})
 
     def step(
         self,
@@ -188,9 +172,16 @@ class LayerCoupling:
         neighbors: Optional[Tensor] = None,
         warmup: bool = False,
     ) -> CouplingResult:
-        """:meth:`loss`, then :meth:`update` with the same batch."""
-        result = self.loss(feature, logits, indices, labels, neighbors, warmup)
-        self.update(feature, logits, indices, labels)
+        """:meth:`loss`, then :meth:`update` with the same batch.
+
+        Args:
+            labels (Tensor, optional): B labels, for ``source='label'``; they are noted first.
+                Defaults to None, known already.
+        """
+        if self.label_source is not None and labels is not None:
+            self.label_source.observe(indices, labels)
+        result = self.loss(feature, logits, indices, neighbors, warmup)
+        self.update(feature, logits, indices)
         return result
 
     @torch.no_grad()
@@ -199,7 +190,6 @@ class LayerCoupling:
         feature: Tensor,
         logits: Tensor,
         indices: Tensor,
-        labels: Optional[Tensor] = None,
         neighbors: Optional[Tensor] = None,
         warmup: bool = False,
     ) -> CouplingResult:
@@ -212,7 +202,6 @@ class LayerCoupling:
             feature (Tensor): B x dim, pooled feature before gating, finite.
             logits (Tensor): B x dim, logits of the gate, finite, with their graph.
             indices (Tensor): B instance indices, unique over the training set.
-            labels (Tensor, optional): B labels, for ``source='label'``.
             neighbors (Tensor, optional): B x k neighbors found elsewhere, for
                 ``shared``; nothing is searched then.
             warmup (bool): Whether the instance itself is its only positive;
@@ -224,14 +213,15 @@ class LayerCoupling:
         self._check(feature, logits, indices)
         indices = indices.to(logits.device, torch.int64)
         gate = self._gate_vectors(logits.detach())
-        positives, found = indices[:, None], {}
-        if not warmup:
+        positives = indices[:, None]
+        if warmup:
+            neighbors = None
+        else:
             if neighbors is None:
-                found = self._find(feature, gate, indices, labels)
-            else:
-                found = dict(neighbors=neighbors.to(logits.device))
+                neighbors = self.find(feature, logits, indices)
+            neighbors = neighbors.to(logits.device)
             own = (positives,) if self.include_self else ()
-            positives = torch.cat((*own, found['neighbors']), dim=1)
+            positives = torch.cat((*own, neighbors), dim=1)
         each, gradient = contrast_and_gradient(
             gate, self.gate_bank.data, positives, self.form, self.tau
         )
@@ -239,24 +229,27 @@ class LayerCoupling:
         gradient = gradient * (1 / size)
         if self.space == 'probs':
             gradient = gradient * (1 - gate) * gate
-        return CouplingResult(logits, each.sum() / size, gradient, **found)
+        return CouplingResult(logits, each.sum() / size, gradient, neighbors)
 
     @torch.no_grad()
-    def update(
-        self,
-        feature: Tensor,
-        logits: Tensor,
-        indices: Tensor,
-        labels: Optional[Tensor] = None,
-    ) -> None:
+    def find(self, feature: Tensor, logits: Tensor, indices: Tensor) -> Tensor:
+        """B x k neighbors of a batch, -1 where a label has fewer."""
+        if self.label_source is not None:
+            return self.label_source.draw(indices, self.k)
+        gate = self._gate_vectors(logits.detach())
+        queries = unit_rows(feature if self.source == 'feature' else gate)
+        if self.search is not None:
+            return self.search.search(queries, self.k, indices)[0]
+        return nearest_neighbors(queries, self.searched.data, self.k, indices, self.backend)[0]
+
+    @torch.no_grad()
+    def update(self, feature: Tensor, logits: Tensor, indices: Tensor) -> None:
         """Let both banks follow a batch, that of all ranks if there are several.
 
         Features and logits are finite, see :meth:`loss`. Nothing is written if anything else
         about the batch is wrong.
         """
         self._check(feature, logits, indices)
-        if self.label_source is not None and labels is not None:
-            self.label_source.observe(indices, labels)
         self.feature_bank.update(indices, feature)
         self.gate_bank.update(indices, self._gate_vectors(logits.detach()))
         if self.search is not None:
@@ -279,37 +272,22 @@ class LayerCoupling:
         logits = logits.float() if logits.dtype != torch.float64 else logits
         return logits if self.space == 'logits' else torch.sigmoid(logits)
 
-    def _find(
-        self, feature: Tensor, gate: Tensor, indices: Tensor, labels: Optional[Tensor]
-    ) -> dict[str, Any]:
-        """What of a :class:`CouplingResult` comes from a search."""
-        if self.label_source is not None:
-            if labels is not None or bool((self.label_source.labels[indices.cpu()] < 0).any()):
-                self.label_source.observe(indices, labels)
-            return dict(neighbors=self.label_source.draw(indices, self.k))
-        assert self.search is not None
-        queries = unit_rows(feature if self.source == 'feature' else gate)
-        neighbors, similarity = self.search.search(queries, self.k, indices)
-        return dict(neighbors=neighbors, similarity=similarity, recall=self.search.recall)
-
     def _check(self, feature: Tensor, logits: Tensor, indices: Tensor) -> None:
         self.feature_bank.check_indices(indices)
+        expected = (indices.numel(), self.dim)
         for name, vectors in (('feature', feature), ('logits', logits)):
-            try:
-                self.feature_bank.check_vectors(vectors, indices.numel())
-            except ValueError as error:
-                raise ValueError(f'{name}: {error}') from None
+            if tuple(vectors.shape) != expected:
+                raise ValueError(
+                    f'{name}: expected the shape {expected}, one row per index, but got '
+                    f'{tuple(vectors.shape)}'
+                )
 
     def state_dict(self) -> dict[str, Any]:
         """Banks (not copied), labels and search state."""
-        parts = dict(feature=self.feature_bank, gate=self.gate_bank)
-        state: dict[str, Any] = {name: part.state_dict() for name, part in parts.items()}
-        state['source'] = self.source
-        if self.label_source is not None:
-            state['labels'] = self.label_source.state_dict()
-        if self.search is not None:
-            state['search'] = self.search.state_dict()
-        return state
+        parts: dict[str, Any] = dict(feature=self.feature_bank, gate=self.gate_bank)
+        parts.update(labels=self.label_source, search=self.search)
+        state = {name: part.state_dict() for name, part in parts.items() if part is not None}
+        return dict(state, source=self.source)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over the state of a checkpoint.
@@ -326,9 +304,3 @@ class LayerCoupling:
             self.label_source.load_state_dict(state['labels'])
         if self.search is not None and state.get('search'):
             self.search.load_state_dict(state['search'])
-
-    def __repr__(self) -> str:
-        return (
-            f'LayerCoupling(N={self.num_instances}, dim={self.dim}, k={self.k}, '
-            f'form={self.form!r}, source={self.source!r}, space={self.space!r})'
-        )

@@ -45,18 +45,8 @@ def iter_chunks(
     device: Optional[torch.device] = None,
     dtype: torch.dtype = torch.float32,
 ) -> Iterator[tuple[int, Tensor]]:
-    """Pass over the rows of a bank in pieces.
-
-    Args:
-        data (Tensor): N x D, on any device and of any float type.
-        rows (int): Rows per piece.
-        device (torch.device, optional): Where the pieces are needed. Defaults
-            to the device of ``data``.
-        dtype (torch.dtype): The type they are needed in. Defaults to float32.
-
-    Yields:
-        tuple: First row, and the piece: a view where type and device agree.
-    """
+    """Pass over the rows of a bank, so many at a time: the number of the first row, and the piece
+    on the device and of the type it is needed in, a view where these agree."""
     device = data.device if device is None else device
     for start in range(0, data.size(0), rows):
         yield start, data[start : start + rows].to(device=device, dtype=dtype)
@@ -82,7 +72,7 @@ class MemoryBank:
     Args:
         num_instances (int): Rows, N.
         dim (int): Width of a row, D.
-        dtype (str | torch.dtype): ``'float32'`` or ``'float16'``. Sums are
+        dtype (str): ``'float32'`` or ``'float16'``. Sums are
             float32 in both. Defaults to 'float32'.
         storage (str): ``'device'`` keeps the rows on ``device``, ``'host'`` in
             main memory, ``'mmap'`` in a file. Defaults to 'device'.
@@ -108,7 +98,7 @@ class MemoryBank:
         self,
         num_instances: int,
         dim: int,
-        dtype: Union[str, torch.dtype] = 'float32',
+        dtype: str = 'float32',
         storage: str = 'device',
         device: Union[str, torch.device] = 'cpu',
         path: Optional[str] = None,
@@ -120,6 +110,8 @@ class MemoryBank:
             raise UsageError(
                 f'MemoryBank: num_instances={num_instances} and dim={dim} must both be at least 1'
             )
+        if dtype not in _DTYPES:
+            raise UsageError(f'MemoryBank: dtype={dtype!r} must be one of {tuple(_DTYPES)}')
         if storage not in _STORAGES:
             raise UsageError(f'MemoryBank: storage={storage!r} must be one of {_STORAGES}')
         if not 0 <= momentum < 1:
@@ -133,31 +125,24 @@ class MemoryBank:
         self.normalize_input = normalize_input
         self.seed = seed
         self._file: Optional[BinaryIO] = None
-        self.data = self._allocate(_parse_dtype(dtype), torch.device(device), path)
+        self.data = self._allocate(dtype, device, path)
         self.reset()
 
-    def _allocate(self, dtype: torch.dtype, device: torch.device, path: Optional[str]) -> Tensor:
+    def _allocate(
+        self, dtype: str, device: Union[str, torch.device], path: Optional[str]
+    ) -> Tensor:
         shape = (self.num_instances, self.dim)
-        if self.storage == 'device':
-            return torch.empty(shape, dtype=dtype, device=device)
-        if self.storage == 'host':
-            return torch.empty(shape, dtype=dtype)
-        numpy_type = np.dtype('float16' if dtype == torch.float16 else 'float32')
+        if self.storage != 'mmap':
+            where = device if self.storage == 'device' else 'cpu'
+            return torch.empty(shape, dtype=_DTYPES[dtype], device=where)
         if path is None:
             # Open as long as the bank lives.
             file = tempfile.TemporaryFile(prefix='fgc_bank_')  # noqa: SIM115
             self._file = cast(BinaryIO, file)
         else:
-            size = self.num_instances * self.dim * numpy_type.itemsize
+            size = self.num_instances * self.dim * np.dtype(dtype).itemsize
             self._file = _open_exclusive(path, size)
-        return torch.from_numpy(np.memmap(self._file, dtype=numpy_type, mode='r+', shape=shape))
-
-    def __len__(self) -> int:
-        return self.num_instances
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.data.dtype
+        return torch.from_numpy(np.memmap(self._file, dtype=dtype, mode='r+', shape=shape))
 
     def reset(self) -> None:
         """Fill the bank with the random unit vectors of its seed."""
@@ -166,13 +151,6 @@ class MemoryBank:
         for start in range(0, self.num_instances, rows):
             piece = self.data[start : start + rows]
             piece.copy_(unit_rows(torch.randn(piece.shape, generator=generator)))
-
-    def close(self) -> None:
-        """Let go of the rows, and of the file of ``storage='mmap'``."""
-        self.data = torch.empty(0, self.dim, dtype=self.data.dtype)
-        if self._file is not None:
-            self._file.close()
-            self._file = None
 
     @torch.no_grad()
     def update(self, indices: Tensor, vectors: Tensor) -> None:
@@ -190,7 +168,11 @@ class MemoryBank:
                 been written.
         """
         indices = self.check_indices(indices)
-        self.check_vectors(vectors, indices.numel())
+        if tuple(vectors.shape) != (indices.numel(), self.dim):
+            raise ValueError(
+                f'MemoryBank: expected vectors of shape {(indices.numel(), self.dim)}, one row per '
+                f'index, but got {tuple(vectors.shape)}'
+            )
         if not indices.numel():
             return
         vectors = vectors.detach().to(self.data.device, torch.float32)
@@ -236,35 +218,23 @@ class MemoryBank:
             )
         return indices
 
-    def check_vectors(self, vectors: Tensor, batch: int) -> None:
-        """Raise a ValueError unless ``vectors`` is ``batch`` x D."""
-        if vectors.dim() != 2 or tuple(vectors.shape) != (batch, self.dim):
-            raise ValueError(
-                f'MemoryBank: expected vectors of shape {(batch, self.dim)}, one row per index, '
-                f'but got {tuple(vectors.shape)}'
-            )
-
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds. ``data`` is the bank itself, not a copy."""
         return dict(
             num_instances=self.num_instances,
             dim=self.dim,
-            dtype=str(self.dtype).replace('torch.', ''),
+            dtype=str(self.data.dtype).replace('torch.', ''),
             data=self.data,
         )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over the rows of a checkpoint.
-
-        Raises:
-            UsageError: If it is of another size, width or type; says which.
-        """
+        """Take over the rows of a checkpoint, see :meth:`check_state`."""
         self.check_state(state)
         self.data.copy_(state['data'])
 
     def check_state(self, state: dict[str, Any]) -> None:
-        """Raise a UsageError that says in what a state differs from this bank, or that it holds
-        what is no number."""
+        """Raise a CheckpointError that says in what a state differs from this bank, or that it
+        holds what is no number."""
         mine = self.state_dict()
         differs = [
             f'{name} is {state.get(name)!r} there and {mine[name]!r} here'
@@ -276,19 +246,6 @@ class MemoryBank:
         # In pieces: the rows may be a mapped file larger than memory.
         if not all(bool(torch.isfinite(rows).all()) for rows in state['data'].split(1 << 16)):
             raise CheckpointError('the stored memory bank holds NaN or Inf')
-
-    def __repr__(self) -> str:
-        return (
-            f'MemoryBank({self.num_instances} x {self.dim}, {self.dtype}, '
-            f'storage={self.storage!r}, momentum={self.momentum})'
-        )
-
-
-def _parse_dtype(dtype: Union[str, torch.dtype]) -> torch.dtype:
-    name = str(dtype).replace('torch.', '')
-    if name not in _DTYPES:
-        raise UsageError(f'MemoryBank: dtype={dtype!r} must be one of {tuple(_DTYPES)}')
-    return _DTYPES[name]
 
 
 def _open_exclusive(path: str, size: int) -> BinaryIO:

@@ -14,7 +14,7 @@ from mmengine.logging import print_log
 from torch import Tensor
 
 from ..errors import MissingPackageError, UsageError
-from .memory_bank import MemoryBank, iter_chunks
+from .memory_bank import iter_chunks
 from .topk import merge, pack, topk_rows, unpack
 
 BACKENDS = ('auto', 'torch', 'faiss')
@@ -80,6 +80,17 @@ def check_k(k: int, num_instances: int, excludes_self: bool = True) -> None:
         )
 
 
+def check_backend(backend: str) -> None:
+    """Raise an error unless there is a back end of that name."""
+    if backend not in BACKENDS:
+        raise UsageError(f'backend={backend!r} must be one of {BACKENDS}')
+    if backend == 'faiss' and _faiss() is None:
+        raise MissingPackageError(
+            "backend='faiss' but faiss is not installed; install it, or use backend='torch' "
+            "or 'auto'"
+        )
+
+
 def choose_backend(backend: str, queries: Tensor, data: Tensor, k: int) -> str:
     """What ``'auto'`` means: ``torch`` on a CPU, ``faiss`` on a GPU if it is there.
 
@@ -89,37 +100,25 @@ def choose_backend(backend: str, queries: Tensor, data: Tensor, k: int) -> str:
     ``faiss.knn_gpu`` fuses product and selection; it is taken if faiss was built
     for GPUs, the bank lies on the device and k is within its limit. That choice
     is not measured.
-
-    Raises:
-        MissingPackageError: If faiss is asked for by name and cannot be had.
     """
-    if backend not in BACKENDS:
-        raise UsageError(f'backend={backend!r} must be one of {BACKENDS}')
+    check_backend(backend)
     if backend == 'torch':
         return 'torch'
-    faiss = _faiss()
+    faiss: Any = _faiss()
     on_gpu = queries.is_cuda and data.is_cuda
+    without_gpu = on_gpu and not (hasattr(faiss, 'knn_gpu') and faiss.get_num_gpus() > 0)
     if backend == 'faiss':
-        if faiss is None:
-            raise MissingPackageError(
-                "backend='faiss' but faiss is not installed; install it, or use backend='torch' "
-                "or 'auto'"
-            )
-        if on_gpu and not _has_gpu(faiss):
+        if without_gpu:
             raise MissingPackageError(
                 "backend='faiss' with the bank on a GPU but this faiss was built without GPUs; "
                 "install faiss-gpu, or use backend='torch' or 'auto'"
             )
         return 'faiss'
-    if faiss is None:
-        _notice_once('faiss is not installed: neighbors are searched by the torch back end')
+    if faiss is None or without_gpu:
+        lacks = 'is not installed' if faiss is None else 'has no GPU support'
+        _notice_once(f'faiss {lacks}: neighbors are searched by the torch back end')
         return 'torch'
-    if not on_gpu:
-        return 'torch'
-    if not _has_gpu(faiss):
-        _notice_once('faiss has no GPU support: neighbors are searched by the torch back end')
-        return 'torch'
-    return 'faiss' if k + 2 <= _FAISS_GPU_MAX_K else 'torch'
+    return 'faiss' if on_gpu and k + 2 <= _FAISS_GPU_MAX_K else 'torch'
 
 
 @functools.cache
@@ -128,10 +127,6 @@ def _faiss() -> Optional[ModuleType]:
         return importlib.import_module('faiss')
     except ImportError:
         return None
-
-
-def _has_gpu(faiss: ModuleType) -> bool:
-    return hasattr(faiss, 'knn_gpu') and faiss.get_num_gpus() > 0
 
 
 @functools.cache
@@ -200,37 +195,6 @@ def _faiss_gpu_keys(queries: Tensor, data: Tensor, want: int) -> Tensor:
     return pack(similarity.float(), numbers).sort(dim=1, descending=True).values
 
 
-class ExactSearch:
-    """Exact neighbors in a bank.
-
-    Args:
-        bank (MemoryBank): The bank.
-        backend (str): See :func:`nearest_neighbors`. Defaults to 'auto'.
-    """
-
-    def __init__(self, bank: MemoryBank, backend: str = 'auto') -> None:
-        if backend not in BACKENDS:
-            raise UsageError(f'backend={backend!r} must be one of {BACKENDS}')
-        if backend == 'faiss' and _faiss() is None:
-            choose_backend(backend, bank.data, bank.data, 1)
-        self.bank = bank
-        self.backend = backend
-        self.recall: Optional[float] = 1.0
-
-    def search(self, queries: Tensor, k: int, exclude: Tensor) -> tuple[Tensor, Tensor]:
-        """Neighbors of the instances ``exclude``, see :func:`nearest_neighbors`."""
-        return nearest_neighbors(queries, self.bank.data, k, exclude, self.backend)
-
-    def rows_changed(self, indices: Tensor) -> None:
-        """To be called after rows of the bank were updated."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """To be called after the bank was loaded."""
-
-
 class LabelSource:
     """Neighbors of the ablation: k random instances with the same label.
 
@@ -256,17 +220,12 @@ class LabelSource:
         if labels is not None:
             self.observe(torch.arange(num_instances), torch.as_tensor(labels))
 
-    def observe(self, indices: Tensor, labels: Optional[Tensor]) -> None:
+    def observe(self, indices: Tensor, labels: Tensor) -> None:
         """Note the labels of a batch.
 
         Raises:
-            UsageError: If there are none, or they are not one integer each.
+            UsageError: If they are not one integer each.
         """
-        if labels is None:
-            raise UsageError(
-                "source='label' needs one class label per instance, but the batch has none; "
-                "give labels, or use source='feature'"
-            )
         if labels.shape != indices.shape or labels.is_floating_point():
             raise UsageError(
                 "source='label' needs one integer label per instance, but labels are "
@@ -283,7 +242,8 @@ class LabelSource:
         mine = self.labels[own]
         if bool((mine < 0).any()):
             raise UsageError(
-                f"source='label': no label was given for instance {int(own[mine < 0][0])}"
+                f"source='label': no label was given for instance {int(own[mine < 0][0])}; use "
+                "source='feature' where there are none"
             )
         generator = torch.Generator().manual_seed(self.seed + 1_000_003 * self.draws)
         self.draws += 1

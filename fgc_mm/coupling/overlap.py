@@ -17,15 +17,7 @@ _BLOCK = 1024
 
 
 def shared_entries(a: Tensor, b: Tensor) -> Tensor:
-    """How many entries of each row of ``a`` occur in the same row of ``b``.
-
-    Args:
-        a (Tensor): B x k integers.
-        b (Tensor): B x m integers.
-
-    Returns:
-        Tensor: B counts. Entries of -1 stand for none and are not counted.
-    """
+    """How many entries of each row of ``a`` are in the same row of ``b``; -1 stands for none."""
     b = b.sort(dim=1).values
     place = torch.searchsorted(b, a.contiguous()).clamp_max(b.size(1) - 1)
     return ((b.gather(1, place) == a) & (a >= 0)).sum(dim=1)

@@ -23,21 +23,13 @@ Result = TypeVar('Result')
 def map_layers(
     function: Callable[[Item], Result], items: Sequence[Item], device: torch.device
 ) -> list[Result]:
-    """``[function(item) for item in items]``, on a CPU in threads.
+    """``[function(item) for item in items]``, on a CPU in threads, among which those of torch are
+    divided.
 
-    The threads of torch are divided among them. Autocast and grad mode are those
-    of a new thread. A graph must not be carried out of it: backward would visit
-    it in an order that depends on which thread came first, and sums of gradients
-    would differ in their last bits from run to run.
-
-    Args:
-        function (Callable): Called once for each item, in no fixed order; two
-            calls must not write to the same object.
-        items (Sequence): Its arguments.
-        device (torch.device): Where the work is done. Only a CPU gains.
-
-    Returns:
-        list: The results in the order of the items.
+    Autocast and grad mode are those of a new thread. A graph must not be carried out of it:
+    backward would visit it in an order that depends on which thread came first, and sums of
+    gradients would differ in their last bits from run to run. No two calls may write to the same
+    object.
     """
     threads = torch.get_num_threads()
     workers = min(threads, len(items))

@@ -8,12 +8,11 @@ from typing import Any
 
 import torch.nn as nn
 from mmengine.hooks import Hook
-from mmengine.model import BaseTTAModel
 from mmengine.runner import Runner
 from torch import Tensor
 
 from ..errors import CheckpointError
-from ..runtime import unwrap
+from .gated_macs_hook import task_model
 
 NEEDED = 0.75
 """Share of the model's and of the checkpoint's tensors that have to be there."""
@@ -31,9 +30,7 @@ def check_fit(model: nn.Module, checkpoint: Mapping[str, Any], name: str) -> Non
         CheckpointError: If a tensor has another shape, or more than a quarter
             of either side's tensors are not there; it counts and names them.
     """
-    model = unwrap(model)
-    if isinstance(model, BaseTTAModel):
-        model = unwrap(model.module)
+    model = task_model(model)
     state = checkpoint.get('state_dict', checkpoint) if isinstance(checkpoint, Mapping) else None
     if not isinstance(state, Mapping):
         found = type(checkpoint if state is None else state).__name__

@@ -10,13 +10,11 @@ from typing import Any, Optional
 
 import torch
 import torch.nn as nn
-from mmengine.dist import all_reduce_dict
-from mmengine.model import BaseTTAModel
+from mmengine.dist import all_reduce
 from mmengine.runner import Runner
 
 from ..errors import UsageError
 from ..gates import set_threshold
-from ..runtime import unwrap
 from .gated_macs_hook import PredictionCounter, read_macs
 
 _FAR = 15.0  # logits; beyond, single precision cannot tell a probability from 0 or 1
@@ -45,26 +43,35 @@ class ThresholdDial:
     """
 
     def __init__(self, model: nn.Module, batches: Iterable, backbone: str = 'backbone') -> None:
-        model = unwrap(model)
-        # Budgets are about one pass, also where several are merged.
-        self.model = unwrap(model.module) if isinstance(model, BaseTTAModel) else model
         self.batches = list(batches)
         if not self.batches:
             raise UsageError('the calibration set is empty')
-        self._counter = PredictionCounter(self.model, backbone)
+        self._counter = PredictionCounter(model, backbone)
+        self.model = (
+            self._counter.model
+        )  # budgets are about one pass, also where several are merged
         self._known: dict[float, float] = {}
 
+    @torch.no_grad()
     def share(self, threshold: float) -> float:
         """Executed share of the backbone's MACs over the calibration set."""
         if threshold not in self._known:
-            self._known[threshold] = self._measure(threshold)
+            set_threshold(self.model, threshold)
+            totals = torch.zeros(2, dtype=torch.float64)
+            self._counter.attach()
+            try:
+                for batch in self.batches:
+                    for sample in self.model.test_step(batch):  # type: ignore[operator]
+                        macs = read_macs(sample)
+                        totals += totals.new_tensor([macs.backbone_executed, macs.backbone_dense])
+            finally:
+                self._counter.detach()
+            all_reduce(totals)
+            self._known[threshold] = float(totals[0] / totals[1])
         return self._known[threshold]
 
     def find(self, budget: float, tolerance: float = 0.002) -> float:
-        """The threshold for a budget.
-
-        Returns:
-            float: Of the thresholds tried, the one whose share is nearest.
+        """The threshold for a budget: of those tried, the one whose share is nearest.
 
         Raises:
             UsageError: If the budget is not within what thresholds can do.
@@ -84,44 +91,17 @@ class ThresholdDial:
 
     def _check_reach(self, budget: float, found: float) -> None:
         """Look at the end of the dial that lies on the budget's side of what was found."""
-        opened, closed = _sigmoid(-_FAR), _sigmoid(_FAR)
-        if found > budget and self.share(closed) <= budget:
-            return
-        if found < budget and self.share(opened) >= budget:
-            return
-        raise UsageError(
-            f'budget={budget:g} is out of reach: over all thresholds this network executes '
-            f"{self.share(closed):.3f} to {self.share(opened):.3f} of the backbone's MACs on the "
-            'calibration set'
-        )
-
-    @torch.no_grad()
-    def _measure(self, threshold: float) -> float:
-        set_threshold(self.model, threshold)
-        totals = dict(executed=torch.zeros((), dtype=torch.float64))
-        totals['dense'] = totals['executed'].clone()
-        self._counter.attach()
-        try:
-            for batch in self.batches:
-                for sample in self.model.test_step(batch):  # type: ignore[operator]
-                    macs = read_macs(sample)
-                    totals['executed'] += macs.backbone_executed
-                    totals['dense'] += macs.backbone_dense
-        finally:
-            self._counter.detach()
-        all_reduce_dict(totals)
-        return float(totals['executed'] / totals['dense'])
+        end = self.share(_sigmoid(_FAR if found > budget else -_FAR))
+        if (end - budget) * (found - budget) > 0:
+            least, most = self.share(_sigmoid(_FAR)), self.share(_sigmoid(-_FAR))
+            raise UsageError(
+                f'budget={budget:g} is out of reach: over all thresholds this network executes '
+                f"{least:.3f} to {most:.3f} of the backbone's MACs on the calibration set"
+            )
 
 
 def calibration_batches(runner: Runner, split: str, images: Optional[int] = None) -> list[Any]:
-    """The first batches of a split.
-
-    Args:
-        runner (Runner): The runner; a loader is built from its config.
-        split (str): ``'train'``, ``'val'`` or ``'test'``.
-        images (int, optional): Take batches until there are as many images.
-            Defaults to None, all.
-    """
+    """The first batches of a split, with as many images at least, or all of it by default."""
     cfg = runner.cfg.get(f'{split}_dataloader')
     if cfg is None:
         raise UsageError(f'the config has no {split}_dataloader to calibrate on')

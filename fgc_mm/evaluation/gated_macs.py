@@ -3,18 +3,21 @@
 
 from __future__ import annotations
 
+import io
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any, Optional
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from mmengine.evaluator import BaseMetric
 from mmengine.logging import print_log
 from mmengine.registry import METRICS
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
 
 from ..errors import UsageError
 from ..macs import ImageMACs
-from .table import format_table
 
 FIELD = 'gated_macs'
 """Name of the :class:`ImageMACs` in a data sample."""
@@ -55,14 +58,7 @@ class GatedMACs(BaseMetric):
 
     default_prefix = ''
 
-    def __init__(
-        self,
-        collect_device: str = 'cpu',
-        prefix: Optional[str] = None,
-        collect_dir: Optional[str] = None,
-    ) -> None:
-        super().__init__(collect_device=collect_device, prefix=prefix, collect_dir=collect_dir)
-        self.layer_table: list[dict[str, Any]] = []
+    layer_table: Sequence[dict[str, Any]] = ()
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
         """Take the MACs out of each data sample."""
@@ -76,11 +72,7 @@ class GatedMACs(BaseMetric):
             self.results.append(macs)
 
     def compute_metrics(self, results: list[ImageMACs]) -> dict[str, float]:
-        """Sum up.
-
-        Returns:
-            dict[str, float]: The figures by name.
-        """
+        """The figures by name."""
         totals = {
             name: sum(getattr(image, name) for image in results)
             for name in ('backbone_executed', 'backbone_dense', 'model_executed', 'model_dense')
@@ -100,7 +92,7 @@ class GatedMACs(BaseMetric):
             fixed = np.array([row['always_on'] + row['never_on'] for row in self.layer_table])
             mean = float((openness * channels).sum() / channels.sum())
             dynamic = float(1 - fixed.sum() / channels.sum())
-            print_log('Gates\n' + format_table(self.layer_table), logger='current')
+            print_log('Gates\n' + _format_table(self.layer_table), logger='current')
         else:
             mean, dynamic = 1.0, 0.0
             print_log('The model has no gates: nothing is switched off.', logger='current')
@@ -134,15 +126,46 @@ def layer_rows(images: Sequence[ImageMACs]) -> list[dict[str, Any]]:
             shares[name] += [float(opened.mean() / count)] if count else []
             decided[name] += count
     return [
-        dict(
-            gate=name,
-            channels=len(counts),
-            openness_mean=float(np.mean(shares[name])),
-            openness_min=float(np.min(shares[name])),
-            openness_max=float(np.max(shares[name])),
-            always_on=int((counts == decided[name]).sum()),
-            never_on=int((counts == 0).sum()),
-        )
+        gate_row(name, shares[name], counts, decided[name])
         for name, counts in open_counts.items()
         if shares[name]
     ]
+
+
+def gate_row(
+    gate: str, shares: Sequence[float], open_counts: np.ndarray, decided: int
+) -> dict[str, Any]:
+    """A row of :func:`layer_rows`: from the share of open channels in each decision, and in how
+    many of all decisions each channel was open."""
+    return dict(
+        gate=gate,
+        channels=len(open_counts),
+        openness_mean=float(np.mean(shares)),
+        openness_min=float(np.min(shares)),
+        openness_max=float(np.max(shares)),
+        always_on=int((open_counts == decided).sum()),
+        never_on=int((open_counts == 0).sum()),
+    )
+
+
+_COLUMNS = {
+    'gate': 'gate',
+    'channels': 'channels',
+    'openness_mean': 'open, mean',
+    'openness_min': 'min',
+    'openness_max': 'max',
+    'always_on': 'always on',
+    'never_on': 'never on',
+}
+
+
+def _format_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    table = Table(box=SIMPLE, pad_edge=False)
+    for key, title in _COLUMNS.items():
+        table.add_column(title, justify='left' if key == 'gate' else 'right', no_wrap=True)
+    for row in rows:
+        cells = (row[key] for key in _COLUMNS)
+        table.add_row(*(f'{100 * c:.1f} %' if isinstance(c, float) else str(c) for c in cells))
+    out = io.StringIO()
+    Console(file=out, width=120, color_system=None, force_terminal=False).print(table)
+    return '\n'.join(line.rstrip() for line in out.getvalue().splitlines() if line.strip())

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import logging
-from functools import reduce
+from collections.abc import Callable
+from functools import partial, reduce
 from operator import add
 from typing import Any, Optional
 
 import torch.nn as nn
+from mmengine.config import Config
 from mmengine.evaluator import Evaluator
 from mmengine.hooks import Hook
 from mmengine.logging import print_log
@@ -51,19 +53,15 @@ class GatedMACsHook(Hook):
             PredictionCounter(runner.model, self.backbone)
 
     def before_val(self, runner: Runner) -> None:
-        """Start counting."""
         self._start(runner, runner.val_loop.evaluator)
 
     def before_test(self, runner: Runner) -> None:
-        """Start counting."""
         self._start(runner, runner.test_loop.evaluator)
 
     def after_val(self, runner: Runner) -> None:
-        """Stop counting."""
         self._stop()
 
     def after_test(self, runner: Runner) -> None:
-        """Stop counting."""
         self._stop()
 
     def _start(self, runner: Runner, evaluator: Evaluator) -> None:
@@ -96,22 +94,25 @@ class PredictionCounter:
             or test-time augmented execution.
         backbone (str): Name of the part that is the backbone.
             Defaults to 'backbone'.
+
+    Attributes:
+        model (nn.Module): The task model itself.
     """
 
     def __init__(self, model: nn.Module, backbone: str = 'backbone') -> None:
         model = unwrap(model)
         self._tta = model if isinstance(model, BaseTTAModel) else None
-        self._model = unwrap(model.module) if isinstance(model, BaseTTAModel) else model
-        self.tracer = MACsTracer(self._model, backbone)
+        self.model = task_model(model)
+        self.tracer = MACsTracer(self.model, backbone)
         self._attached = Attachments()
 
     def attach(self) -> None:
         """Start counting."""
         self.tracer.attach()
-        self._attached.before(self._model, lambda *_: self.tracer.reset())
-        self._attached.after(self._model, self._after_forward, with_kwargs=True)
+        self._attached.before(self.model, lambda *_: self.tracer.reset())
+        self._attached.after(self.model, self._after_forward, with_kwargs=True)
         if self._tta is not None:
-            self._wrap_merge(self._tta)
+            self._tta.__dict__['merge_preds'] = partial(_merge, self._tta.merge_preds)
 
     def detach(self) -> None:
         """Stop counting."""
@@ -132,18 +133,14 @@ class PredictionCounter:
         for sample, macs in zip(samples, self.tracer.take(len(samples)), strict=True):
             _write(sample, macs)
 
-    def _wrap_merge(self, tta: BaseTTAModel) -> None:
-        """Merged predictions are new data samples: give them the sums."""
-        merge = tta.merge_preds
 
-        def merge_preds(data_samples_list: Any) -> Any:
-            sums = [reduce(add, map(read_macs, views)) for views in data_samples_list]
-            merged = merge(data_samples_list)
-            for sample, macs in zip(merged, sums, strict=True):
-                _write(sample, macs)
-            return merged
-
-        tta.__dict__['merge_preds'] = merge_preds
+def _merge(merge: Callable[[Any], Any], data_samples_list: Any) -> Any:
+    """Merged predictions are new data samples: give them the sums."""
+    sums = [reduce(add, map(read_macs, views)) for views in data_samples_list]
+    merged = merge(data_samples_list)
+    for sample, macs in zip(merged, sums, strict=True):
+        _write(sample, macs)
+    return merged
 
 
 def _write(sample: Any, macs: ImageMACs) -> None:
@@ -161,3 +158,17 @@ def _write(sample: Any, macs: ImageMACs) -> None:
 def read_macs(sample: Any) -> ImageMACs:
     """What :class:`PredictionCounter` wrote into a data sample."""
     return sample[FIELD] if isinstance(sample, dict) else sample.get(FIELD)
+
+
+def task_model(model: nn.Module) -> nn.Module:
+    """The task model inside distributed wrappers and test-time augmentation."""
+    model = unwrap(model)
+    return unwrap(model.module) if isinstance(model, BaseTTAModel) else model
+
+
+def counted_backbone(cfg: Config) -> str:
+    """The part of the model that the :class:`GatedMACsHook` of a config calls the backbone."""
+    for hook in cfg.get('custom_hooks') or []:
+        if str(hook.get('type')).endswith('GatedMACsHook'):
+            return hook.get('backbone', 'backbone')
+    return 'backbone'

@@ -20,7 +20,7 @@ from ..errors import CheckpointError, DataError
 from ..files import write_files
 from ..macs import ImageMACs
 from ..tasks import task_of
-from . import PredictionCounter
+from . import PredictionCounter, counted_backbone
 from .checkpoint_fit import check_fit
 from .gated_macs import FIELD
 
@@ -85,7 +85,7 @@ def infer(
         raise CheckpointError(f'{checkpoint} cannot be read as a checkpoint: {error}') from error
     model, predict = task_of(cfg).inferencer(cfg, checkpoint, out_dir, device or get_device())
     check_fit(model, weights, checkpoint)
-    counter = PredictionCounter(model, _backbone(cfg))
+    counter = PredictionCounter(model, counted_backbone(cfg))
     counter.attach()
     try:
         for picture in pictures:
@@ -99,13 +99,6 @@ def infer(
             yield picture, sample.get(FIELD)
     finally:
         counter.detach()
-
-
-def _backbone(cfg: Config) -> str:
-    for hook in cfg.get('custom_hooks') or []:
-        if str(hook.get('type')).endswith('GatedMACsHook'):
-            return hook.get('backbone', 'backbone')
-    return 'backbone'
 
 
 COLUMNS = (

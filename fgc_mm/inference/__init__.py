@@ -6,7 +6,6 @@ from .memory import keep_memory
 from .network_files import load, save
 from .slim import GateUsage, Slimmed, slim
 from .slim_files import load_fitting, slim_checkpoint
-from .slim_report import format_slim_report
 from .sparse_hook import SparseInferenceHook, add_sparse_hook
 
 __all__ = [
@@ -19,7 +18,6 @@ __all__ = [
     'add_sparse_hook',
     'export',
     'export_checkpoint',
-    'format_slim_report',
     'freeze',
     'frozen_report',
     'keep_memory',

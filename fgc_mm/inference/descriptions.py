@@ -7,11 +7,11 @@ evaluates strings. So a description is looked at before anything is built.
 
 from __future__ import annotations
 
-import copy
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, Optional
 
 import torch.nn as nn
 from mmengine.registry import MODELS, TASK_UTILS, DefaultScope, Registry
@@ -83,10 +83,7 @@ def check_description(described: Mapping[str, Any]) -> None:
     scope = described.get('scope')
     if scope is not None and scope not in scopes():
         raise CheckpointError(f'scope={scope!r} must be one of {", ".join(scopes())}')
-    builder = described['model'].get('type')
-    foreign = isinstance(builder, str) and builder.partition('.')[0] in _BUILDERS
-    if foreign:
-        _BUILDERS[builder.partition('.')[0]](builder)
+    foreign = _foreign(described['model'].get('type'))
     for where, value in _walk(described, ''):
         if isinstance(value, str) and not _STRING.fullmatch(value):
             raise CheckpointError(f'{where}={value!r} is no plain string, such as a name')
@@ -99,11 +96,11 @@ def _walk(value: Any, where: str) -> Iterator[tuple[str, Any]]:
         items: Any = value.items()
     elif isinstance(value, (list, tuple)):
         items = enumerate(value)
-    else:
-        if not isinstance(value, _PLAIN):
-            raise CheckpointError(f'{where} is a {type(value).__name__}, which is no plain value')
+    elif isinstance(value, _PLAIN):
+        items = ()
         yield where, value
-        return
+    else:
+        raise CheckpointError(f'{where} is a {type(value).__name__}, which is no plain value')
     for key, item in items:
         yield from _walk(item, f'{where}.{key}' if where else str(key))
 
@@ -112,30 +109,22 @@ def _check_type(where: str, kind: Any, scope: Any) -> None:
     if not isinstance(kind, str) or not _NAME.fullmatch(kind):
         raise CheckpointError(f'{where}={kind!r} is no name of a type')
     own, _, name = kind.rpartition('.')
-    wanted = own or scope
     if own and own not in (*scopes(), 'mmengine', 'mmcv'):
         raise CheckpointError(f'{where}={kind!r} is of no package of OpenMMLab')
-    for package in filter(None, {wanted, scope}):
+    for package in filter(None, {own or scope, scope}):
         import_module(f'{package}.registry' if package != 'mmcv' else 'mmcv')
     if any(name in _names(registry) for registry in (MODELS, TASK_UTILS)):
         return
+    # Two kinds of upstream's entries have a type that no registry knows.
     parent = where.split('.')[-2] if '.' in where else ''
-    if own or not ((parent.startswith('nms') and name in _OF_NMS) or _is_roi_layer(parent, name)):
+    layer = getattr(import_module('mmcv.ops'), name, None) if parent == 'roi_layer' else None
+    if own or not (isinstance(layer, type) or (parent.startswith('nms') and name in _OF_NMS)):
         raise CheckpointError(f'{where}={kind!r} is not registered')
-
-
-def _is_roi_layer(parent: str, name: str) -> bool:
-    return parent == 'roi_layer' and isinstance(
-        getattr(import_module('mmcv.ops'), name, None), type
-    )
 
 
 def _names(registry: Registry) -> set[str]:
     registry.import_from_location()
-    found = set(registry.module_dict)
-    for child in registry.children.values():
-        found |= _names(child)
-    return found
+    return set(registry.module_dict).union(*map(_names, registry.children.values()))
 
 
 def build_described(described: Mapping[str, Any]) -> nn.Module:
@@ -145,13 +134,10 @@ def build_described(described: Mapping[str, Any]) -> nn.Module:
     Args:
         described (Mapping): The description.
     """
-    model = plain_config(copy.deepcopy(described['model']))
-    package = model['type'].partition('.')[0]
-    if package in _BUILDERS:
-        kind = model.pop('type')
-        return _BUILDERS[package](kind)(
-            **{key: value for key, value in model.items() if key not in _FOREIGN_START}
-        )
+    model = plain_config(described['model'])
+    build = _foreign(model['type'])
+    if build is not None:
+        return build(**{k: v for k, v in model.items() if k not in ('type', *_FOREIGN_START)})
     scope = described.get('scope')
     if scope is None:
         return MODELS.build(model)
@@ -159,30 +145,20 @@ def build_described(described: Mapping[str, Any]) -> nn.Module:
         return MODELS.build(model)
 
 
-def _torchvision(kind: str) -> Any:
-    models = _package('torchvision.models')
-    name = kind.removeprefix('torchvision.models.')
-    if name not in models.list_models():
-        raise CheckpointError(f'type={kind!r} is no network of torchvision.models')
-    return models.get_model_builder(name)
-
-
-def _timm(kind: str) -> Any:
-    timm = _package('timm')
-    name = kind.removeprefix('timm.')
-    if not timm.is_model(name):
-        raise CheckpointError(f'type={kind!r} is no network of timm')
-    return lambda **options: timm.create_model(name, pretrained=False, **options)
-
-
-def _package(name: str) -> Any:
+def _foreign(kind: Any) -> Optional[Callable[..., nn.Module]]:
+    """What builds a network of torchvision or timm, None for others."""
+    package, _, name = kind.partition('.') if isinstance(kind, str) else ('', '', '')
+    if package not in ('torchvision', 'timm'):
+        return None
     try:
-        return import_module(name)
+        source = import_module('torchvision.models' if package == 'torchvision' else 'timm')
     except ImportError as error:
-        package = name.partition('.')[0]
         raise MissingPackageError(
             f'the network is one of {package}: pip install {package}'
         ) from error
-
-
-_BUILDERS = {'torchvision': _torchvision, 'timm': _timm}
+    name = name.removeprefix('models.')
+    if not (source.is_model(name) if package == 'timm' else name in source.list_models()):
+        raise CheckpointError(f'type={kind!r} is no network of {source.__name__}')
+    if package == 'timm':
+        return partial(source.create_model, name, pretrained=False)
+    return source.get_model_builder(name)

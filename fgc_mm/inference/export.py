@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Optional
 
 import torch
@@ -16,9 +16,8 @@ from torch import Tensor
 from ..errors import UsageError
 from ..gates import find_gates
 from ..macs import ImageMACs, MACsTracer
-from .export_formats import FORMATS, Run, record
-from .export_graph import recordable, take_masks
-from .export_parts import Part, Preprocessing, Recorded, find_part, gate_outputs, other_size
+from .export_formats import AXES, FORMATS, Format, Run, record
+from .export_parts import Preprocessing, Recorded, backbone_name, find_part, recordable
 
 TOLERANCE = 1e-3
 """Largest difference from PyTorch, absolute, that passes the check."""
@@ -55,7 +54,7 @@ class Exported:
     outputs: dict[str, tuple[int, ...]]
     dynamic: list[str]
     checks: dict[str, float]
-    notices: list[str] = field(default_factory=list)
+    notices: list[str]
 
     @property
     def max_difference(self) -> float:
@@ -63,6 +62,7 @@ class Exported:
         return max(self.checks.values())
 
 
+@torch.no_grad()
 def export(
     model: nn.Module,
     pictures: Sequence[Picture],
@@ -107,49 +107,67 @@ def export(
         raise UsageError(f'file_format={file_format!r} must be one of {", ".join(FORMATS)}')
     if not pictures:
         raise UsageError('export needs at least one picture to check with')
-    chosen, found = FORMATS[file_format](opset), find_part(model, part)
+    form, found = FORMATS[file_format](opset), find_part(model, part)
     notices = [f'not exported: {what}' for what in found.not_exported]
     before = _preprocessing(model, pictures, with_preprocess, notices)
     if fixed_size:
         pictures = [p for p in pictures if p.raw.shape == pictures[0].raw.shape]
         notices.append(f'images of {_size(pictures[0].raw)} only')
+    dynamic = [0] if fixed_size else [0, 2, 3]
+    inputs = [p.raw.float() if with_preprocess else p.ready for p in pictures]
+    network = Recorded(model, found, before if with_preprocess else None, with_gates)
     was_training = model.training
-    model.eval()
+    network.eval()
     try:
-        dynamic = [0] if fixed_size else [0, 2, 3]
-        inputs = [p.raw.float() if with_preprocess else p.ready for p in pictures]
-        with torch.no_grad(), recordable(model):
-            network = Recorded(found, before if with_preprocess else None, with_gates)
-            shapes = _shapes(network.eval(), inputs[0])
-            content = record(chosen, network, torch.cat([inputs[0]] * 2), dynamic)
-        macs: list[ImageMACs] = []
-        checks = {}
-        try:
-            run = chosen.load(content)
-        except Exception as error:  # of the runtime, which has errors of its own
-            why = (str(error).splitlines() or [type(error).__name__])[0]
-            more = '. Try newer operators, such as --opset 17' if opset < 17 else ''
-            raise UsageError(f'what was recorded cannot be loaded: {why}{more}') from error
-        for what, x in _cases(inputs, dynamic):
-            ready = before(x) if with_preprocess and before is not None else x
-            wanted = _reference(found, ready, with_gates, macs if len(x) == 1 else None)
-            checks[what] = _difference(run, x, wanted, what)
-        info = _metadata(found, file_format, before, with_preprocess, macs[: len(inputs)])
-        info.update(metadata or {}, max_difference=max(checks.values()))
-        text = {k: v if isinstance(v, str) else json.dumps(v) for k, v in info.items()}
-        return Exported(
-            chosen.annotate(content, text),
-            text,
-            dict(zip(network.names, shapes, strict=True)),
-            [{0: 'batch', 2: 'height', 3: 'width'}[dim] for dim in dynamic],
-            checks,
-            notices,
-        )
+        with recordable(model):
+            outputs = _shapes(network, inputs[0])
+            recorded = record(form, network, torch.cat([inputs[0]] * 2), dynamic)
+        run = _load(form, form.write(recorded, {}))
+        checks, macs = _check(network, run, inputs, not fixed_size)
     finally:
         model.train(was_training)
+    info = dict(
+        part=found.name,
+        format=file_format,
+        gates=len(find_gates(model)),
+        not_exported=list(found.not_exported),
+        preprocess_included=with_preprocess,
+        **({} if before is None else asdict(before)),
+        **macs,
+        **(metadata or {}),
+        max_difference=max(checks.values()),
+    )
+    text = {key: v if isinstance(v, str) else json.dumps(v) for key, v in info.items()}
+    free = [AXES[dim] for dim in dynamic]
+    return Exported(form.write(recorded, text), text, outputs, free, checks, notices)
 
 
-def _shapes(network: Recorded, x: Tensor) -> list[tuple[int, ...]]:
+def _size(x: Tensor) -> str:
+    return f'{x.shape[2]}x{x.shape[3]}'
+
+
+def _preprocessing(
+    model: nn.Module, pictures: Sequence[Picture], needed: bool, notices: list[str]
+) -> Optional[Preprocessing]:
+    """The preprocessing in words, if it is what the model's own does."""
+    preprocessor = getattr(model, 'data_preprocessor', None)
+    result = Preprocessing.of(preprocessor)
+    if all(
+        result(p.raw).shape == p.ready.shape and torch.allclose(result(p.raw), p.ready, atol=1e-5)
+        for p in pictures
+    ):
+        return result
+    problem = (
+        f'{type(preprocessor).__name__} does more than reversing channels, mean, std and padding '
+        'to a multiple'
+    )
+    if needed:
+        raise UsageError(f'--with-preprocess: {problem}')
+    notices.append(f'{problem}: the metadata says nothing about preprocessing')
+    return None
+
+
+def _shapes(network: Recorded, x: Tensor) -> dict[str, tuple[int, ...]]:
     """Shapes of the outputs for one picture.
 
     Raises:
@@ -157,53 +175,59 @@ def _shapes(network: Recorded, x: Tensor) -> list[tuple[int, ...]]:
             feature maps.
     """
     try:
-        return [tuple(out.shape) for out in network(x)]
+        outs = network(x)
     except Exception as error:  # upstream's heads have no common one
-        part = type(network.part).__name__.removesuffix('Part')
-        hint = '' if part == 'Backbone' else '; try its backbone alone (--part backbone)'
+        name = network.part.name
+        hint = '' if name == 'backbone' else '; try its backbone alone (--part backbone)'
         raise UsageError(
-            f'{type(network.part.model).__name__} does not run on a picture of {_size(x)} as it '
-            f'would be exported ({part}): {type(error).__name__}: {str(error).strip()}{hint}'
+            f'{type(network.model).__name__} does not run on a picture of {_size(x)} as it '
+            f'would be exported ({name}): {type(error).__name__}: {str(error).strip()}{hint}'
         ) from error
+    return {name: tuple(out.shape) for name, out in zip(network.names, outs, strict=True)}
 
 
-def _cases(inputs: Sequence[Tensor], dynamic: Sequence[int]) -> Iterator[tuple[str, Tensor]]:
-    """What the exported network is run on: pictures, then what may change."""
-    for i, x in enumerate(inputs):
-        yield f'picture {i + 1} ({_size(x)})', x
-    first = inputs[0]
-    other = next((x for x in inputs[1:] if x.shape == first.shape), first.flip(3))
-    yield 'a batch of 2', torch.cat([first, other])
-    if 2 in dynamic:
-        yield f'another size ({_size(other_size(first))})', other_size(first)
-
-
-def _size(x: Tensor) -> str:
-    return f'{x.shape[2]}x{x.shape[3]}'
-
-
-def _reference(
-    part: Part, x: Tensor, with_gates: bool, macs: Optional[list[ImageMACs]]
-) -> dict[str, Tensor]:
-    """Outputs of the model itself, its computation counted."""
-    tracer = MACsTracer(part.model, part.backbone)
-    tracer.attach()
+def _load(form: Format, content: bytes) -> Run:
     try:
-        with torch.no_grad():
-            outs = part.reference(x)
-    finally:
-        tracer.detach()
-    if macs is not None:
+        return form.load(content)
+    except Exception as error:  # of the runtime, which has errors of its own
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        more = '. Try newer operators, such as --opset 17' if form.opset < 17 else ''
+        raise UsageError(f'what was recorded cannot be loaded: {why}{more}') from error
+
+
+def _check(
+    network: Recorded, run: Run, inputs: Sequence[Tensor], any_size: bool
+) -> tuple[dict[str, float], dict[str, int]]:
+    """The largest difference on each picture, and on what may change; mean MACs of the pictures."""
+    first = inputs[0]
+    cases = {f'picture {i + 1} ({_size(x)})': x for i, x in enumerate(inputs)}
+    other = next((x for x in inputs[1:] if x.shape == first.shape), first.flip(3))
+    cases['a batch of 2'] = torch.cat([first, other])
+    if any_size:  # 3/4 as high, 5/4 as wide
+        height, more = math.ceil(0.75 * first.shape[2]), math.ceil(0.25 * first.shape[3])
+        changed = torch.cat([first, first[..., :more]], dim=3)[:, :, :height].contiguous()
+        cases[f'another size ({_size(changed)})'] = changed
+    checks, macs = {}, list[ImageMACs]()
+    for what, x in cases.items():
+        tracer = MACsTracer(network.model, backbone_name(network.model))
+        tracer.attach()
+        try:
+            wanted = network.reference(x)
+        finally:
+            tracer.detach()
         macs += tracer.take(len(x))
-    masks = take_masks(part.model)
-    return {**outs, **gate_outputs(masks)} if with_gates else outs
+        checks[what] = _difference(run, x, wanted, what)
+    mean = {
+        f'macs_{key}': round(sum(getattr(m, key) for m in macs[: len(inputs)]) / len(inputs))
+        for key in ('backbone_dense', 'backbone_executed', 'model_dense', 'model_executed')
+    }
+    return checks, mean
 
 
 def _difference(run: Run, x: Tensor, wanted: dict[str, Tensor], what: str) -> float:
     """Largest absolute difference of all outputs."""
     try:
-        with torch.no_grad():
-            outs = run(x)
+        outs = run(x)
     except Exception as error:  # every runtime has its own
         raise UsageError(
             f'the exported network does not run on {what}: {str(error).strip()}'
@@ -229,46 +253,3 @@ def _difference(run: Run, x: Tensor, wanted: dict[str, Tensor], what: str) -> fl
             )
         largest = max(largest, difference)
     return largest
-
-
-def _preprocessing(
-    model: nn.Module, pictures: Sequence[Picture], needed: bool, notices: list[str]
-) -> Optional[Preprocessing]:
-    """The preprocessing in words, if it is what the model's own does."""
-    preprocessor: Any = getattr(model, 'data_preprocessor', None)
-    result = Preprocessing.of(preprocessor)
-    same = all(
-        result(p.raw).shape == p.ready.shape and torch.allclose(result(p.raw), p.ready, atol=1e-5)
-        for p in pictures
-    )
-    if same:
-        return result
-    problem = (
-        f'{type(preprocessor).__name__} does more than reversing channels, mean, std and padding '
-        'to a multiple'
-    )
-    if needed:
-        raise UsageError(f'--with-preprocess: {problem}')
-    notices.append(f'{problem}: the metadata says nothing about preprocessing')
-    return None
-
-
-def _metadata(
-    part: Part,
-    file_format: str,
-    preprocessing: Optional[Preprocessing],
-    included: bool,
-    macs: Sequence[ImageMACs],
-) -> dict[str, Any]:
-    info: dict[str, Any] = dict(
-        part=type(part).__name__.removesuffix('Part').lower(),
-        format=file_format,
-        gates=len(find_gates(part.model)),
-        not_exported=part.not_exported,
-        preprocess_included=included,
-    )
-    if preprocessing is not None:
-        info.update(asdict(preprocessing))
-    for key in ('backbone_dense', 'backbone_executed', 'model_dense', 'model_executed'):
-        info[f'macs_{key}'] = round(sum(getattr(image, key) for image in macs) / len(macs))
-    return info

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any, Optional
 
 import torch
@@ -30,6 +31,7 @@ def export_checkpoint(
     checkpoint: str,
     images: Optional[Sequence[str]] = None,
     count: int = 4,
+    metadata: Optional[dict[str, Any]] = None,
     **options: Any,
 ) -> Exported:
     """Export a checkpoint, checked on pictures of the test set.
@@ -41,6 +43,7 @@ def export_checkpoint(
         images (Sequence[str], optional): Pictures, or folders of them, in place
             of the test set's. Defaults to None.
         count (int): How many pictures to check with. Defaults to 4.
+        metadata (dict, optional): More for the file. Defaults to None.
         options: See :func:`export`.
 
     Returns:
@@ -52,11 +55,11 @@ def export_checkpoint(
         FileNotFoundError: If a picture does not exist.
         MissingPackageError: If a package is missing.
     """
-    FORMATS[options.get('file_format', 'onnx')](options.get('opset', 17))  # before the long part
-    model = unwrap(runner.model).cpu()
+    # Before the long part:
+    FORMATS[options.get('file_format', 'onnx')](options.get('opset', 17))
+    model = unwrap(runner.model).cpu().eval()
     find_part(model, options.get('part', 'model'))
     loaded = load_fitting(model, checkpoint)
-    model.eval()
     known = dict((loaded.get('meta') or {}).get('dataset_meta') or {})
     if images:
         batches = _batches_of(images, cfg)
@@ -64,15 +67,13 @@ def export_checkpoint(
         loader = _test_loader(cfg, runner)
         known = {**getattr(loader.dataset, 'metainfo', {}), **known}
         batches = iter(loader)
-    pictures = [_picture(model, batch) for _, batch in zip(range(count), batches, strict=False)]
+    pictures = [_picture(model, batch) for batch in islice(batches, count)]
     if not pictures:
         raise UsageError('the test set, test_dataloader, has no images to check with')
-    metadata = dict(options.pop('metadata', None) or {})
     # mmpretrain's datasets write upper case into a checkpoint
     classes = known.get('classes') or known.get('CLASSES')
-    if classes:
-        metadata['classes'] = list(classes)
-    return export(model, pictures, metadata=metadata, **options)
+    named = dict(classes=list(classes)) if classes else {}
+    return export(model, pictures, metadata={**(metadata or {}), **named}, **options)
 
 
 @torch.no_grad()

@@ -1,5 +1,5 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
-"""The formats of export: how each is recorded, annotated and run."""
+"""The formats of export: how each is recorded, written and run."""
 
 from __future__ import annotations
 
@@ -30,45 +30,46 @@ class Format:
     """A file format.
 
     Args:
-        opset (int): Version of ONNX's operators. Defaults to 17.
+        opset (int): Version of ONNX's operators.
     """
 
-    def __init__(self, opset: int = 17) -> None:
+    def __init__(self, opset: int) -> None:
         self.opset = opset
 
     @abstractmethod
-    def record(self, network: Recorded, example: Tensor, dynamic: Sequence[int]) -> bytes:
-        """Record a network.
-
-        Args:
-            network (Recorded): The network, after a pass of its own.
-            example (Tensor): B x 3 x H x W.
-            dynamic (Sequence[int]): Dimensions of the input that may change.
-
-        Returns:
-            bytes: The content of the file.
-        """
+    def record(self, network: Recorded, example: Tensor, dynamic: Sequence[int]) -> Any:
+        """A network that has run, recorded with an example; the dimensions in ``dynamic`` of its
+        input may change."""
 
     @abstractmethod
-    def annotate(self, content: bytes, metadata: Mapping[str, str]) -> bytes:
-        """Add metadata to a recorded network."""
+    def write(self, recorded: Any, metadata: Mapping[str, str]) -> bytes:
+        """The file of a recorded network."""
 
     @abstractmethod
     def load(self, content: bytes) -> Run:
-        """What runs a recorded network."""
+        """What runs the network of a file."""
 
 
 class Onnx(Format):
     """ONNX, by the exporter that traces: the one by torch.export needs onnxscript, and takes
     far longer."""
 
-    def __init__(self, opset: int = 17) -> None:
+    def __init__(self, opset: int) -> None:
         super().__init__(opset)
-        need('onnx', 'onnxruntime')
+        for package in ('onnx', 'onnxruntime'):
+            try:
+                importlib.import_module(package)
+            except ImportError as error:
+                raise MissingPackageError(
+                    f'export to ONNX needs the package {package}, which does not import ({error}): '
+                    "pip install '.[export]' in a clone of fgc_mm, or pip install onnx onnxruntime"
+                ) from error
         if not OPSETS[0] <= opset <= OPSETS[1]:
             raise UsageError(f'--opset {opset} must be within {OPSETS[0]} and {OPSETS[1]}')
 
-    def record(self, network: Recorded, example: Tensor, dynamic: Sequence[int]) -> bytes:
+    def record(self, network: Recorded, example: Tensor, dynamic: Sequence[int]) -> Any:
+        import onnx
+
         axes = {dim: AXES[dim] for dim in dynamic}
         changing = {INPUT: axes}
         for name, out in zip(network.names, network(example), strict=True):
@@ -91,15 +92,15 @@ class Onnx(Format):
             dynamic_axes={name: own for name, own in changing.items() if own},
             **options,
         )
-        return buffer.getvalue()
+        model = onnx.load_from_string(buffer.getvalue())
+        onnx.checker.check_model(model)
+        return model
 
-    def annotate(self, content: bytes, metadata: Mapping[str, str]) -> bytes:
+    def write(self, recorded: Any, metadata: Mapping[str, str]) -> bytes:
         import onnx
 
-        model = onnx.load_from_string(content)
-        onnx.checker.check_model(model)
-        onnx.helper.set_model_props(model, dict(metadata))
-        return model.SerializeToString()
+        onnx.helper.set_model_props(recorded, dict(metadata))
+        return recorded.SerializeToString()
 
     def load(self, content: bytes) -> Run:
         import onnxruntime
@@ -110,27 +111,18 @@ class Onnx(Format):
         # Threads that wait for work would slow others down, in checks and benchmarks.
         options.add_session_config_entry('session.intra_op.allow_spinning', '0')
         session = onnxruntime.InferenceSession(content, options, ['CPUExecutionProvider'])
-
-        def run(x: Tensor) -> list[Tensor]:
-            return [torch.from_numpy(out) for out in session.run(None, {INPUT: x.numpy()})]
-
-        return run
+        return lambda x: [torch.from_numpy(out) for out in session.run(None, {INPUT: x.numpy()})]
 
 
 class TorchScript(Format):
-    """A trace of ``torch.jit``."""
+    """A trace of ``torch.jit``. Every size may change; whether it does is seen by running it."""
 
-    def record(self, network: Recorded, example: Tensor, dynamic: Sequence[int]) -> bytes:
-        # Every size may change; whether it does is seen by running it.
-        traced = torch.jit.trace(network, (example,), check_trace=False)
-        buffer = io.BytesIO()
-        torch.jit.save(torch.jit.freeze(traced.eval()), buffer)
-        return buffer.getvalue()
+    def record(self, network: Recorded, example: Tensor, dynamic: Sequence[int]) -> Any:
+        return torch.jit.freeze(torch.jit.trace(network, (example,), check_trace=False).eval())
 
-    def annotate(self, content: bytes, metadata: Mapping[str, str]) -> bytes:
+    def write(self, recorded: Any, metadata: Mapping[str, str]) -> bytes:
         buffer = io.BytesIO()
-        extra = {METADATA: json.dumps(dict(metadata))}
-        torch.jit.save(torch.jit.load(io.BytesIO(content)), buffer, _extra_files=extra)
+        torch.jit.save(recorded, buffer, _extra_files={METADATA: json.dumps(dict(metadata))})
         return buffer.getvalue()
 
     def load(self, content: bytes) -> Run:
@@ -140,7 +132,7 @@ class TorchScript(Format):
 class TorchExport(Format):
     """A program of ``torch.export``."""
 
-    def __init__(self, opset: int = 17) -> None:
+    def __init__(self, opset: int) -> None:
         super().__init__(opset)
         if not can_torch_export():
             raise UsageError(
@@ -148,22 +140,18 @@ class TorchExport(Format):
                 "use 'onnx' or 'torchscript'"
             )
 
-    def record(self, network: Recorded, example: Tensor, dynamic: Sequence[int]) -> bytes:
+    def record(self, network: Recorded, example: Tensor, dynamic: Sequence[int]) -> Any:
         shape = dict.fromkeys(dynamic, torch.export.Dim.AUTO)
-        program = torch.export.export(network, (example,), dynamic_shapes=(shape,), strict=False)
-        return self._save(program, {})
+        return torch.export.export(network, (example,), dynamic_shapes=(shape,), strict=False)
 
-    def annotate(self, content: bytes, metadata: Mapping[str, str]) -> bytes:
-        program = torch.export.load(io.BytesIO(content))
-        return self._save(program, {METADATA: json.dumps(dict(metadata))})
+    def write(self, recorded: Any, metadata: Mapping[str, str]) -> bytes:
+        buffer = io.BytesIO()
+        extra = {METADATA: json.dumps(dict(metadata))}
+        torch.export.save(recorded, buffer, extra_files=extra)
+        return buffer.getvalue()
 
     def load(self, content: bytes) -> Run:
         return torch.export.load(io.BytesIO(content)).module()
-
-    def _save(self, program: Any, extra: dict[str, str]) -> bytes:
-        buffer = io.BytesIO()
-        torch.export.save(program, buffer, extra_files=extra)
-        return buffer.getvalue()
 
 
 def can_torch_export() -> bool:
@@ -176,23 +164,7 @@ FORMATS: dict[str, type[Format]] = dict(
 )
 
 
-def need(*packages: str) -> None:
-    """See that packages are there.
-
-    Raises:
-        MissingPackageError: If one is missing; it says what to install.
-    """
-    for package in packages:
-        try:
-            importlib.import_module(package)
-        except ImportError as error:
-            raise MissingPackageError(
-                f'export to ONNX needs the package {package}, which does not import ({error}): '
-                "pip install '.[export]' in a clone of fgc_mm, or pip install onnx onnxruntime"
-            ) from error
-
-
-def record(form: Format, network: Recorded, example: Tensor, dynamic: Sequence[int]) -> bytes:
+def record(form: Format, network: Recorded, example: Tensor, dynamic: Sequence[int]) -> Any:
     """Record a network, without what tracers say about sizes that are fixed.
 
     Raises:
@@ -206,6 +178,6 @@ def record(form: Format, network: Recorded, example: Tensor, dynamic: Sequence[i
         hint = '; a fixed image size (--fixed-size) may help' if 2 in dynamic else ''
         reason = str(error).strip().splitlines() or ['']
         raise UsageError(
-            f'{type(network.part.model).__name__} cannot be exported as {type(form).__name__}: '
+            f'{type(network.model).__name__} cannot be exported as {type(form).__name__}: '
             f'{type(error).__name__}: {reason[0]}{hint}'
         ) from error

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import math
-from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Optional
 
 import torch
@@ -15,123 +15,116 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import UsageError
+from ..gates import find_gates
 from ..tasks import task_of_model
-from .export_graph import take_masks
 
 PARTS = ('model', 'backbone')
+Outputs = dict[str, Tensor]
 
 
-class Part(nn.Module):
+@dataclass(frozen=True)
+class Part:
     """A part of a model that can be exported.
 
-    Args:
-        model (nn.Module): The task model, or a backbone.
-        backbone (str): Name of the backbone in it, '' for all of it.
-
     Attributes:
-        not_exported (list[str]): What a user would miss.
+        name (str): What the file says it is, such as 'classifier'.
+        run (Callable): From the model and B x 3 x H x W to name -> output, by operations that a
+            graph can hold.
+        not_exported (Sequence[str]): What a user would miss.
+        reference (Callable, optional): The same by the model's own way, to compare with.
+            Defaults to None, ``run``.
     """
 
-    def __init__(self, model: nn.Module, backbone: str) -> None:
-        super().__init__()
-        self.model = model
-        self.backbone = backbone
-        self.not_exported: list[str] = []
-
-    @abstractmethod
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        """Name -> output, by operations that a graph can hold."""
-
-    def reference(self, x: Tensor) -> dict[str, Tensor]:
-        """The same by the model's own way, to compare with."""
-        return self.forward(x)
-
-    def levels(self, name: str, maps: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Names for maps of several sizes."""
-        return {f'{name}_{i}': out for i, out in enumerate(maps)}
+    name: str
+    run: Callable[[Any, Tensor], Outputs]
+    not_exported: Sequence[str] = ()
+    reference: Optional[Callable[[Any, Tensor], Outputs]] = None
 
 
-class BackbonePart(Part):
-    """The backbone alone."""
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        outs = self.model.get_submodule(self.backbone)(x)
-        if isinstance(outs, Mapping):
-            return dict(outs)
-        return self.levels('feature', [outs] if isinstance(outs, Tensor) else outs)
+def _levels(name: str, maps: Sequence[Tensor]) -> Outputs:
+    return {f'{name}_{i}': out for i, out in enumerate(maps)}
 
 
-class ClassifierPart(Part):
-    """From pictures to class scores."""
-
-    def __init__(self, model: nn.Module, backbone: str) -> None:
-        super().__init__(model, backbone)
-        self.not_exported = ['softmax: `scores` are what it is taken of']
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        return dict(scores=self.model(x, mode='tensor'))
+def _backbone(name: str, model: nn.Module, x: Tensor) -> Outputs:
+    outs = model.get_submodule(name)(x)
+    if isinstance(outs, Mapping):
+        return dict(outs)
+    return _levels('feature', [outs] if isinstance(outs, Tensor) else outs)
 
 
-class SegmentorPart(Part):
-    """From pictures to the logits of each pixel."""
-
-    def __init__(self, model: nn.Module, backbone: str) -> None:
-        super().__init__(model, backbone)
-        self.not_exported = ['the class of each pixel (argmax over `logits`), and scaling back']
-        test_cfg: Any = model.test_cfg
-        if (test_cfg or {}).get('mode') == 'slide':
-            self.not_exported.append('sliding windows: the graph sees the image as a whole')
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        logits = self.model(x, mode='tensor')
-        # F.interpolate, as mmseg's own resize warns about sizes it cannot know.
-        align = self.model.align_corners
-        return dict(logits=F.interpolate(logits, x.shape[2:], None, 'bilinear', align))
-
-    def reference(self, x: Tensor) -> dict[str, Tensor]:
-        size = tuple(x.shape[2:])
-        meta = dict(img_shape=size, ori_shape=size, pad_shape=size, padding_size=[0] * 4)
-        return dict(logits=self.model.encode_decode(x, [meta] * len(x)))  # type: ignore[operator]
+def _classifier(model: Any) -> Part:
+    return Part(
+        'classifier',
+        lambda model, x: dict(scores=model(x, mode='tensor')),
+        ['softmax: `scores` are what it is taken of'],
+    )
 
 
-class TwoStagePart(Part):
-    """From pictures to the neck's features and the maps of the RPN."""
+def _segmentor(model: Any) -> Part:
+    missing = ['the class of each pixel (argmax over `logits`), and scaling back']
+    if (model.test_cfg or {}).get('mode') == 'slide':
+        missing.append('sliding windows: the graph sees the image as a whole')
+    return Part('segmentor', _logits, missing, _logits_of_mmseg)
 
-    def __init__(self, model: nn.Module, backbone: str) -> None:
-        super().__init__(model, backbone)
-        self.not_exported = [
+
+def _logits(model: Any, x: Tensor) -> Outputs:
+    logits = model(x, mode='tensor')
+    # F.interpolate, as mmseg's own resize warns about sizes it cannot know.
+    return dict(logits=F.interpolate(logits, x.shape[2:], None, 'bilinear', model.align_corners))
+
+
+def _logits_of_mmseg(model: Any, x: Tensor) -> Outputs:
+    size = tuple(x.shape[2:])
+    meta = dict(img_shape=size, ori_shape=size, pad_shape=size, padding_size=[0] * 4)
+    return dict(logits=model.encode_decode(x, [meta] * len(x)))
+
+
+def _detector(model: Any) -> Optional[Part]:
+    if getattr(model, 'rpn_head', None) is not None:
+        missing = [
             'anchors, box decoding and NMS of the RPN',
             'the RoI head (upstream chooses pyramid levels and proposals in Python)',
         ]
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        feats = self.model.extract_feat(x)  # type: ignore[operator]
-        scores, boxes = self.model.rpn_head(feats)  # type: ignore[operator]
-        return {
-            **self.levels('feature', feats),
-            **self.levels('rpn_cls_score', scores),
-            **self.levels('rpn_bbox_pred', boxes),
-        }
+        return Part('twostage', _rpn_maps, missing)
+    # A dense head takes feature maps and gives maps; DETR's takes queries. Told by the name of
+    # mmdet's base class, since mmdet is not imported here.
+    if any(kind.__name__ == 'BaseDenseHead' for kind in type(model.bbox_head).__mro__):
+        return Part('singlestage', _dense_maps, ['anchors or points, box decoding and NMS'])
+    return None
 
 
-class SingleStagePart(Part):
-    """From pictures to the maps of a dense head."""
+def _rpn_maps(model: Any, x: Tensor) -> Outputs:
+    feats = model.extract_feat(x)
+    scores, boxes = model.rpn_head(feats)
+    return {
+        **_levels('feature', feats),
+        **_levels('rpn_cls_score', scores),
+        **_levels('rpn_bbox_pred', boxes),
+    }
 
-    def __init__(self, model: nn.Module, backbone: str) -> None:
-        super().__init__(model, backbone)
-        self.not_exported = ['anchors or points, box decoding and NMS']
 
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        feats = self.model.extract_feat(x)  # type: ignore[operator]
-        outs = self.model.bbox_head(feats)  # type: ignore[operator]
-        names = [f'head_{i}' for i in range(len(outs))]
-        if len(outs) > 1:  # YOLOv3's has one kind of maps
-            names[:2] = 'cls_score', 'bbox_pred'
-        return {
-            key: out
-            for name, maps in zip(names, outs, strict=True)
-            for key, out in self.levels(name, maps).items()
-        }
+def _dense_maps(model: Any, x: Tensor) -> Outputs:
+    outs = model.bbox_head(model.extract_feat(x))
+    names = [f'head_{i}' for i in range(len(outs))]
+    if len(outs) > 1:  # YOLOv3's has one kind of maps
+        names[:2] = 'cls_score', 'bbox_pred'
+    found: Outputs = {}
+    for name, maps in zip(names, outs, strict=True):
+        found.update(_levels(name, maps))
+    return found
+
+
+MODEL_PARTS: dict[str, Callable[[Any], Optional[Part]]] = {
+    'classification': _classifier,
+    'detection': _detector,
+    'segmentation': _segmentor,
+}
+"""Name of a task -> what a model of it is exported as, None if it cannot be."""
+
+
+def backbone_name(model: nn.Module) -> str:
+    """Name of the backbone in a model, '' for a network that has none."""
+    return 'backbone' if isinstance(getattr(model, 'backbone', None), nn.Module) else ''
 
 
 def find_part(model: nn.Module, part: str = 'model') -> Part:
@@ -147,37 +140,18 @@ def find_part(model: nn.Module, part: str = 'model') -> Part:
     """
     if part not in PARTS:
         raise UsageError(f'part={part!r} must be one of {PARTS}')
-    kind = type(model).__name__
-    backbone = getattr(model, 'backbone', None)
-    if not isinstance(backbone, nn.Module):
-        return BackbonePart(model, '')
-    if part == 'backbone':
-        return BackbonePart(model, 'backbone')
+    backbone = backbone_name(model)
+    if part == 'backbone' or not backbone:
+        return Part('backbone', partial(_backbone, backbone))
     find = MODEL_PARTS.get(task_of_model(model).name)
     found = find(model) if find is not None else None
-    if found is not None:
-        return found(model, 'backbone')
-    raise UsageError(
-        f'the model {kind} is no segmentor, classifier, nor detector with an rpn_head or a dense '
-        'bbox_head, whose outputs could be exported: export its backbone alone (--part backbone)'
-    )
-
-
-def _detector_part(model: Any) -> Optional[type[Part]]:
-    if getattr(model, 'rpn_head', None) is not None:
-        return TwoStagePart
-    # A dense head takes feature maps and gives maps; DETR's takes queries. Told by the name of
-    # mmdet's base class, since mmdet is not imported here.
-    kinds = type(model.bbox_head).__mro__
-    return SingleStagePart if any(kind.__name__ == 'BaseDenseHead' for kind in kinds) else None
-
-
-MODEL_PARTS: dict[str, Callable[[Any], Optional[type[Part]]]] = {
-    'classification': lambda model: ClassifierPart,
-    'detection': _detector_part,
-    'segmentation': lambda model: SegmentorPart,
-}
-"""Name of a task -> what a model of it is exported as, None if it cannot be."""
+    if found is None:
+        raise UsageError(
+            f'the model {type(model).__name__} is no segmentor, classifier, nor detector with an '
+            'rpn_head or a dense bbox_head, whose outputs could be exported: export its backbone '
+            'alone (--part backbone)'
+        )
+    return found
 
 
 @dataclass
@@ -200,30 +174,25 @@ class Preprocessing:
     pad_value: float = 0.0
 
     @classmethod
-    def of(cls, preprocessor: Optional[nn.Module]) -> Preprocessing:
-        """That of a data preprocessor of mmdet, mmseg or mmpretrain."""
-        own: Any = preprocessor
+    def of(cls, preprocessor: Any) -> Preprocessing:
+        """That of a data preprocessor of mmdet, mmseg or mmpretrain, or of None."""
         result = cls()
-        if getattr(own, '_enable_normalize', False):
-            result.mean = [float(value) for value in own.mean.flatten()]
-            result.std = [float(value) for value in own.std.flatten()]
-        result.bgr_to_rgb = bool(
-            getattr(own, '_channel_conversion', False) or getattr(own, 'to_rgb', False)
+        if getattr(preprocessor, '_enable_normalize', False):
+            result.mean = [float(value) for value in preprocessor.mean.flatten()]
+            result.std = [float(value) for value in preprocessor.std.flatten()]
+        result.bgr_to_rgb = any(
+            getattr(preprocessor, name, False) for name in ('_channel_conversion', 'to_rgb')
         )
-        if hasattr(own, 'size_divisor'):  # mmseg's pads in testing if test_cfg says so
-            divisor = (own.test_cfg or {}).get('size_divisor')
+        if hasattr(preprocessor, 'size_divisor'):  # mmseg's pads in testing if test_cfg says so
+            divisor = (preprocessor.test_cfg or {}).get('size_divisor')
         else:
-            divisor = getattr(own, 'pad_size_divisor', None)
+            divisor = getattr(preprocessor, 'pad_size_divisor', None)
         result.pad_size_divisor = int(divisor or 1)
-        result.pad_value = float(getattr(own, 'pad_value', 0))
+        result.pad_value = float(getattr(preprocessor, 'pad_value', 0))
         return result
 
     def __call__(self, pictures: Tensor) -> Tensor:
-        """Apply it.
-
-        Args:
-            pictures (Tensor): B x 3 x H x W, values from 0 to 255.
-        """
+        """Apply it to B x 3 x H x W, values from 0 to 255."""
         x = pictures.float()
         if self.bgr_to_rgb:
             x = x.flip(1)
@@ -239,20 +208,21 @@ class Recorded(nn.Module):
     """What is recorded: a part, and what is put before and behind it.
 
     Args:
-        part (Part): The part.
-        preprocessing (Preprocessing, optional): To put before it.
-            Defaults to None.
+        model (nn.Module): The model.
+        part (Part): Its part.
+        preprocessing (Preprocessing, optional): To put before it. None for nothing.
         with_gates (bool): Whether the masks are outputs too.
-            Defaults to False.
     """
 
     def __init__(
         self,
+        model: nn.Module,
         part: Part,
-        preprocessing: Optional[Preprocessing] = None,
-        with_gates: bool = False,
+        preprocessing: Optional[Preprocessing],
+        with_gates: bool,
     ) -> None:
         super().__init__()
+        self.model = model
         self.part = part
         self.preprocessing = preprocessing
         self.with_gates = with_gates
@@ -260,21 +230,77 @@ class Recorded(nn.Module):
 
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
         """All outputs in the order of ``names``."""
-        x = image if self.preprocessing is None else self.preprocessing(image)
-        outs = self.part(x)
-        masks = take_masks(self.part.model)
-        if self.with_gates:
-            outs = {**outs, **gate_outputs(masks)}
+        outs = self._outputs(self.part.run, image)
         self.names = list(outs)
         return tuple(outs.values())
 
+    def reference(self, image: Tensor) -> Outputs:
+        """The same by the model's own way."""
+        return self._outputs(self.part.reference or self.part.run, image)
 
-def gate_outputs(masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The masks of gates by the names they have as outputs."""
-    return {f'gate.{name}': mask for name, mask in masks.items()}
+    def _outputs(self, run: Callable[[Any, Tensor], Outputs], image: Tensor) -> Outputs:
+        x = image if self.preprocessing is None else self.preprocessing(image)
+        outs = run(self.model, x)
+        masks = _take_masks(self.model)
+        return {**outs, **masks} if self.with_gates else outs
 
 
-def other_size(x: Tensor) -> Tensor:
-    """Pictures that are less high and wider: 3/4 and 5/4."""
-    height, more = math.ceil(0.75 * x.shape[2]), math.ceil(0.25 * x.shape[3])
-    return torch.cat([x, x[..., :more]], dim=3)[:, :, :height].contiguous()
+def _take_masks(model: nn.Module) -> Outputs:
+    """The masks of the last pass, by the names they have as outputs; the gates forget the pass:
+    torch.export refuses modules that keep tensors of one."""
+    masks = {}
+    for name, gate in find_gates(model).items():
+        record = gate.pass_record
+        if record is not None:
+            masks[f'gate.{name}'] = record.mask
+        gate.record, gate.multiplier, gate.records = None, None, []
+    return masks
+
+
+@contextmanager
+def recordable(model: nn.Module) -> Iterator[None]:
+    """Have a model compute with operations that an exported graph can hold: adaptive average
+    pooling as a product of matrices, which needs no fixed image size."""
+    pools = [m for m in model.modules() if type(m) is nn.AdaptiveAvgPool2d and _splits(m)]
+    _take_masks(model)
+    try:
+        for pool in pools:
+            pool.forward = partial(matrix_pool, pool.output_size)  # type: ignore[method-assign]
+        yield
+    finally:
+        for pool in pools:
+            pool.__dict__.pop('forward', None)
+
+
+def _splits(pool: nn.AdaptiveAvgPool2d) -> bool:
+    """Whether a pooling gives more than the mean of the whole map."""
+    size = pool.output_size
+    return any(side not in (1, None) for side in (size if isinstance(size, tuple) else (size,)))
+
+
+def matrix_pool(output_size: Any, x: Tensor) -> Tensor:
+    """Adaptive average pooling for image sizes that are not known yet.
+
+    A cell is the mean of rows ``floor(i H / n)`` to ``ceil((i + 1) H / n)``, and
+    of columns alike; both means are products with a matrix.
+
+    Args:
+        output_size (int | tuple): As of :class:`torch.nn.AdaptiveAvgPool2d`.
+        x (Tensor): B x C x H x W.
+    """
+    height, width = output_size if isinstance(output_size, tuple) else (output_size, output_size)
+    if width is not None:
+        x = x @ _means(x, 3, width).transpose(0, 1)
+    return x if height is None else _means(x, 2, height) @ x
+
+
+def _means(x: Tensor, dim: int, cells: int) -> Tensor:
+    """cells x length, rows that take the mean of a cell."""
+    length = x.shape[dim]
+    cell = torch.arange(cells, device=x.device)[:, None]
+    place = torch.arange(length, device=x.device)[None]
+    # floor and ceil of quotients, in whole numbers
+    begin = cell * length // cells
+    end = ((cell + 1) * length + cells - 1) // cells
+    inside = ((place >= begin) & (place < end)).to(x.dtype)
+    return inside / inside.sum(dim=1, keepdim=True)

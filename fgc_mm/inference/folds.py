@@ -10,9 +10,8 @@ from typing import Any, Optional
 import torch.nn as nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..sites.labels import base_name
 from ..sites.recorder import LAYER, Node, Record, Ref
-from ..sites.steps import NORMS
+from ..sites.rules import NORMS
 from .kernels import ACTIVATIONS
 
 _IN_PLACE = ('relu', 'hardtanh', 'silu', 'add')
@@ -32,13 +31,13 @@ def find_folds(record: Record, modules: Mapping[str, nn.Module]) -> dict[str, Fo
     """Which norms and activations the layers of a network can do as well."""
     readers = record.readers()
     makers = {ref.value: node for node in record.nodes for ref in node.outputs}
-    kept = record.outputs | record.inputs | record.constants
+    kept = record.outputs | record.constants
     calls: dict[str, list[Node]] = {}
     norms: dict[str, list[Node]] = {}
     for node in record.nodes:
         if node.op == LAYER:
             calls.setdefault(node.module, []).append(node)
-        elif base_name(node.op) in NORMS:
+        elif node.kind in NORMS:
             norms.setdefault(node.module, []).append(node)
 
     def after(nodes: list[Node]) -> list[Node]:
@@ -56,17 +55,17 @@ def find_folds(record: Record, modules: Mapping[str, nn.Module]) -> dict[str, Fo
     def is_fresh(value: int) -> bool:
         """Whether a tensor shares memory with no other."""
         node = makers.get(value)
-        op = base_name(node.op) if node else ''
+        op = node.kind if node else ''
         if node is not None and op in _IN_PLACE:
-            return is_fresh(node.inputs()[0].value)
+            return is_fresh(node.read[0].value)
         return op == LAYER or op in NORMS or op.startswith('max_pool')
 
     def sum_of(value: int) -> Optional[Node]:
         """The sum with a tensor that nobody needs later, if nothing else reads a value."""
         number = readers.get(value, [-1])[-1]
         node = record.nodes[number]
-        inputs = node.inputs()
-        if base_name(node.op) != 'add' or len(inputs) != 2 or node.kwargs or value in kept:
+        inputs = node.read
+        if node.kind != 'add' or len(inputs) != 2 or node.kwargs or value in kept:
             return None
         other = inputs[inputs[0].value == value]
         before = [record.nodes[i] for i in readers[other.value] if i != number]

@@ -20,7 +20,7 @@ def sites_of(modules: Mapping[str, nn.Module]) -> dict[str, tuple[Site, Gate]]:
             continue
         prefix = name.rpartition('.')[0]
         for site in module.sites.values():
-            own = site if not prefix else site.seen_from(prefix)
+            own = site.seen_from(prefix)
             found[own.name] = own, module.of(site.name)
     return found
 

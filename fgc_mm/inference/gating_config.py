@@ -1,12 +1,21 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
-"""The config of a model whose networks have lost channels or gates."""
+"""Configs of models, and what is left of their networks without channels or gates."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
 from ..errors import UsageError
+
+
+def model_config(cfg: Mapping[str, Any]) -> Any:
+    """The model of a config, with the preprocessor that stands beside it, as a Runner has it."""
+    model = copy.deepcopy(cfg['model'])
+    if cfg.get('data_preprocessor') is not None:
+        model.setdefault('data_preprocessor', cfg['data_preprocessor'])
+    return model
 
 
 def with_gating(model: Any, networks: Mapping[str, Mapping[str, Any]]) -> None:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, Optional, Union
 
 import torch
@@ -20,9 +21,9 @@ from ..runtime.untrusted.config_text import plain_values
 from ..runtime.untrusted.loading import guarded_loading
 from ..sites.gate import gate as gate_network
 from ..sites.gate import narrowed
-from ..sites.origin import Gating, filled, from_plain, to_plain
+from ..sites.origin import Gating, filled, from_plain
 from .descriptions import build_described, check_description, gates_itself, plain_config
-from .gating_config import with_gating
+from .gating_config import model_config, with_gating
 
 VERSION = 1
 """Of what ``meta['fgc_mm']`` looks like."""
@@ -56,14 +57,16 @@ def save(
     """
     network = unwrap(network)
     described: dict[str, Any] = dict(model=plain_config(model), scope=scope, gating=[])
-    found = {n: m.gating for n, m in network.named_modules() if _gating_of(m) is not None}
-    own = {name: g for name, g in found.items() if gates_itself(described['model'], name)}
-    with_gating(
-        described['model'], {n: dict(widths=g.widths, sites=g.sites) for n, g in own.items()}
-    )
-    for name, gating in found.items():
-        if name not in own:
-            described['gating'].append(dict(to_plain(gating), network=name))
+    own = {}
+    for name, module in network.named_modules():
+        gating = module.__dict__.get('gating')
+        if not isinstance(gating, Gating):
+            continue
+        if gates_itself(described['model'], name):
+            own[name] = dict(widths=gating.widths, sites=gating.sites)
+        else:
+            described['gating'].append(dict(vars(gating), network=name))
+    with_gating(described['model'], own)
     check_description(described)
     meta: dict[str, Any] = dict(fgc_mm=dict(described, version=VERSION))
     if isinstance(getattr(network, 'dataset_meta', None), Mapping):
@@ -100,23 +103,30 @@ def load(path: Union[str, os.PathLike]) -> nn.Module:
         network = build_described(described)
         for entry in described['gating']:
             _gate_again(network.get_submodule(entry['network']), from_plain(entry))
-    state = content['state_dict']
-    try:
-        network.load_state_dict(state)
-    except RuntimeError as error:
-        lines = [line.strip() for line in str(error).splitlines()]
-        raise CheckpointError(
-            f'{path} was not loaded: its weights are not those of what it describes: {lines[-1]}'
-        ) from error
+    problem = f'{path} was not loaded: its weights are not those of what it describes'
+    load_exactly(network, content['state_dict'], problem)
     if 'dataset_meta' in meta:
         network.dataset_meta = meta['dataset_meta']
     network.eval()
     return network
 
 
-def _gating_of(module: nn.Module) -> Optional[Gating]:
-    found = module.__dict__.get('gating')
-    return found if isinstance(found, Gating) else None
+def load_exactly(model: nn.Module, state: Mapping[str, Any], problem: str) -> None:
+    """Load weights that are all of a model and no more.
+
+    Args:
+        model (nn.Module): The model.
+        state (Mapping): Its weights.
+        problem (str): What to say first if they are others.
+
+    Raises:
+        CheckpointError: If anything is missing, left over or of another shape.
+    """
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        faults = [shorten(line, 200) for line in str(error).splitlines()[1:4]]
+        raise CheckpointError(f'{problem}: {"; ".join(faults)}') from error
 
 
 def _description(meta: Mapping[str, Any], path: str) -> dict[str, Any]:
@@ -137,22 +147,13 @@ def _description(meta: Mapping[str, Any], path: str) -> dict[str, Any]:
             f'{path} does not say what builds its network: write it by fgc_mm.save, or build '
             'the network from its config'
         )
-    model = values['model']
-    if values.get('data_preprocessor') is not None:
-        model.setdefault('data_preprocessor', values['data_preprocessor'])
-    return dict(model=model, scope=values.get('default_scope'), gating=[])
+    return dict(model=model_config(values), scope=values.get('default_scope'), gating=[])
 
 
 def _gate_again(network: nn.Module, gating: Gating) -> None:
-    example = filled(gating.example)
+    example, widths = filled(gating.example), gating.widths
     if not gating.sites or gating.gate is None:
-        narrowed(network, gating.widths, example)
-        return
-    gate_network(
-        network,
-        example,
-        gating.gate,
-        gating.sites,
-        follow_freeze=gating.follow_freeze,
-        widths=gating.widths,
-    )
+        narrowed(network, widths, example)
+    else:
+        follow = gating.follow_freeze
+        gate_network(network, example, gating.gate, gating.sites, follow, widths=widths)

@@ -19,8 +19,7 @@ from ..runtime import Attachments
 from ..sites import Gates
 from ..sites.forward_hooks import add_gates, remove_gates
 from ..sites.narrow import narrow, replace_tensor, source_mask
-from ..sites.origin import Gating, InModel, finder_of
-from ..sites.parts import seen_from, seen_in
+from ..sites.origin import Gating, InModel, example_of
 from ..sites.site import Site
 
 
@@ -135,29 +134,15 @@ def _slim_network(
     shares: dict[str, Tensor],
     tolerance: float,
 ) -> None:
-    before = list(gates.sites.values())
-    names = {site.name: f'{container}.{gates.name_of(site.name)}' for site in before}
-    kept = {site: _kept(shares[gate], tolerance) for site, gate in names.items()}
-    if isinstance(gates.example, InModel):
-        part = gates.example.part
-        model = slimmed.model.get_submodule(path.removesuffix(part).rstrip('.'))
-        whole = [seen_in(part, site) for site in before]
-        wide = {f'{part}.{name}': mask for name, mask in kept.items()}
-        after, refused = narrow(model, whole, wide, finder_of(gates))
-        after = [seen_from(part, site) for site in after]
-        refused = {name.removeprefix(f'{part}.'): reason for name, reason in refused.items()}
-    else:
-        network = slimmed.model.get_submodule(path)
-        after, refused = narrow(network, before, kept, finder_of(gates))
-    masks = {
-        site.name: np.ones(site.channels, bool)
-        if site.name in refused
-        else kept[site.name].cpu().numpy()
-        for site in before
-    }
-    for old, new in zip(before, after, strict=True):
-        mask, gate = masks[old.name], gates.of(old.name)
-        always = shares[names[old.name]].cpu()[torch.from_numpy(mask)] == 1
+    sites = list(gates.sites.values())
+    names = {site.name: f'{container}.{gates.name_of(site.name)}' for site in sites}
+    masks = {site: _kept(shares[gate], tolerance) for site, gate in names.items()}
+    narrower, refused = _narrow(slimmed.model, path, gates, masks)
+    masks.update((name, np.ones(gates.sites[name].channels, bool)) for name in refused)
+    widths = {}
+    for old, new in zip(sites, narrower, strict=True):
+        mask, share = masks[old.name], shares[names[old.name]].cpu().numpy()
+        always = share[mask] == 1
         slimmed.gates.append(
             dict(
                 gate=names[old.name],
@@ -167,16 +152,13 @@ def _slim_network(
                 kept_because=refused.get(old.name),
             )
         )
-        if bool(always.all()):
+        if new.channels < old.channels:
+            widths[new.name] = new.channels
+        if always.all():
             gates.drop(old.name)
         else:
-            _slim_gate(gate, new, mask, always, source_mask(old, masks))
+            _slim_gate(gates.of(old.name), new, mask, always, source_mask(old, masks))
             gates.sites[old.name] = new
-    widths = {
-        new.name: new.channels
-        for old, new in zip(before, after, strict=True)
-        if new.channels < old.channels
-    }
     slimmed.networks[path] = dict(widths=widths, sites=list(gates.sites))
     network = slimmed.model.get_submodule(path)
     gating = network.__dict__.get('gating')
@@ -185,20 +167,40 @@ def _slim_network(
         network.__dict__['gating'] = replace(gating, widths=known, sites=list(gates.sites))
 
 
-def _kept(share: Tensor, tolerance: float) -> Tensor:
+def _kept(share: Tensor, tolerance: float) -> np.ndarray:
     kept = share > tolerance
     if not kept.any():
         kept[share.argmax()] = True
-    return kept
+    return kept.cpu().numpy()
+
+
+def _narrow(
+    model: nn.Module, path: str, gates: Gates, masks: dict[str, np.ndarray]
+) -> tuple[list[Site], dict[str, str]]:
+    """:func:`narrow` for a network, or in the model its sites were found in."""
+    sites, example = list(gates.sites.values()), example_of(gates)
+    if not isinstance(gates.example, InModel):
+        return narrow(model.get_submodule(path), sites, masks, example)
+    part = gates.example.part
+    whole = model.get_submodule(path.removesuffix(part).rstrip('.'))
+    wide = {f'{part}.{name}': mask for name, mask in masks.items()}
+    found, refused = narrow(whole, [site.seen_from(part) for site in sites], wide, example)
+    return (
+        [site.seen_in(part) for site in found],
+        {name.removeprefix(f'{part}.'): reason for name, reason in refused.items()},
+    )
 
 
 def _slim_gate(
-    gate: Gate, site: Site, mask: np.ndarray, always: Tensor, inputs: np.ndarray
+    gate: Gate, site: Site, mask: np.ndarray, always: np.ndarray, inputs: np.ndarray
 ) -> None:
     """Have a gate decide over what is left."""
     device = next((t.device for t in gate.state_dict().values()), torch.device('cpu'))
-    kept, read = (torch.as_tensor(part.nonzero()[0], device=device) for part in (mask, inputs))
-    for name, value in gate.slim_state(kept, always.to(device), read).items():
+    kept, fixed, read = (
+        torch.as_tensor(part, device=device)
+        for part in (mask.nonzero()[0], always, inputs.nonzero()[0])
+    )
+    for name, value in gate.slim_state(kept, fixed, read).items():
         owner, _, tensor = name.rpartition('.')
         module = gate.get_submodule(owner)
         if value.shape != getattr(module, tensor).shape:

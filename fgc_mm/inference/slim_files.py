@@ -11,12 +11,12 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn as nn
 from mmengine.config import Config
 from mmengine.registry import HOOKS
-from mmengine.runner import Runner
-from mmengine.runner.checkpoint import _load_checkpoint
+from mmengine.runner import CheckpointLoader, Runner
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
@@ -25,9 +25,12 @@ from ..evaluation import GatedMACs, PredictionCounter
 from ..gates import find_gates
 from ..runtime import Attachments, unwrap
 from ..training import GateLossHook
-from .gating_config import with_gating
+from .gating_config import model_config, with_gating
+from .network_files import load_exactly
 from .slim import GateUsage, Slimmed, slim
-from .slim_report import EQUAL
+
+EQUAL = 1e-4
+"""Relative difference up to which outputs count as the same."""
 
 
 def slim_checkpoint(
@@ -67,7 +70,7 @@ def slim_checkpoint(
     loader = runner.build_dataloader(cfg[f'{split}_dataloader'])
     result = slim(model, _usage(model, loader), tolerance)
     slim_cfg = slim_config(cfg, result)
-    smaller = runner.build_model(_model_config(slim_cfg))
+    smaller = runner.build_model(model_config(slim_cfg))
     smaller.load_state_dict(result.model.state_dict())
     smaller.to(next(model.parameters()).device)
     dropped = [] if find_gates(smaller) else _drop_gate_hooks(slim_cfg)
@@ -100,8 +103,11 @@ def slim_checkpoint(
         images=len(loader.dataset),
         tolerance=tolerance,
         max_difference=difference,
-        parameters={name: _parameters(m) for name, m in pair.items()},
-        weights_bytes={name: _bytes(m.state_dict().values()) for name, m in pair.items()},
+        parameters={name: sum(p.numel() for p in m.parameters()) for name, m in pair.items()},
+        weights_bytes={
+            name: sum(t.numel() * t.element_size() for t in content['state_dict'].values())
+            for name, content in files.items()
+        },
         # A checkpoint of a training holds more: both as files of weights alone.
         file_bytes={name: _file_bytes(content) for name, content in files.items()},
         checkpoint_bytes=os.path.getsize(checkpoint) if os.path.isfile(checkpoint) else None,
@@ -129,29 +135,12 @@ def load_fitting(model: nn.Module, path: str) -> dict:
         UsageError: If anything is missing, left over or of another shape.
     """
     try:
-        loaded = _load_checkpoint(path, map_location='cpu')
+        loaded = CheckpointLoader.load_checkpoint(path, map_location='cpu', logger='silent')
     except Exception as error:  # pickle's own errors share no base class
         raise CheckpointError(f'checkpoint {path} cannot be read: {error}') from error
     state = loaded.get('state_dict', loaded) if isinstance(loaded, dict) else {}
     state = {key.removeprefix('module.'): value for key, value in state.items()}
-    own = model.state_dict()
-    problems = {
-        'missing': [key for key in own if key not in state],
-        'not in the model': [key for key in state if key not in own],
-        'of another shape': [
-            key
-            for key in own
-            if key in state and getattr(state[key], 'shape', None) != own[key].shape
-        ],
-    }
-    wrong = [
-        f'{len(keys)} weights are {what}, such as {keys[0]}'
-        for what, keys in problems.items()
-        if keys
-    ]
-    if wrong:
-        raise CheckpointError(f'checkpoint {path} does not fit the config: ' + '; '.join(wrong))
-    model.load_state_dict(state)
+    load_exactly(model, state, f'checkpoint {path} does not fit the config')
     return loaded
 
 
@@ -193,8 +182,7 @@ def _drop_gate_hooks(cfg: Config) -> list[str]:
     """Take hooks that train gates out of a config; returns their types."""
     dropped, left = [], []
     for hook in cfg.get('custom_hooks') or []:
-        kind = hook.get('type')
-        found = HOOKS.get(kind) if isinstance(kind, str) else kind
+        found = HOOKS.get(hook['type']) if isinstance(hook['type'], str) else hook['type']
         if isinstance(found, type) and issubclass(found, GateLossHook):
             dropped.append(found.__name__)
         else:
@@ -202,14 +190,6 @@ def _drop_gate_hooks(cfg: Config) -> list[str]:
     if dropped:
         cfg.custom_hooks = left
     return dropped
-
-
-def _model_config(cfg: Config) -> Any:
-    """The model with the preprocessor that stands beside it, as a Runner has it."""
-    model = copy.deepcopy(cfg.model)
-    if cfg.get('data_preprocessor') is not None:
-        model.setdefault('data_preprocessor', cfg.data_preprocessor)
-    return model
 
 
 @torch.no_grad()
@@ -231,7 +211,7 @@ def _compare(
         evaluators[name] = runner.build_evaluator(copy.deepcopy(evaluator_cfg))
         evaluators[name].metrics.append(GatedMACs())
         evaluators[name].dataset_meta = getattr(loader.dataset, 'metainfo', None)
-    largest = 0.0
+    differences = [0.0]
     for counter in counters:
         counter.attach()
     try:
@@ -241,16 +221,14 @@ def _compare(
                 samples = model.val_step(copy.deepcopy(batch))  # type: ignore[operator]
                 evaluators[name].process(data_samples=samples, data_batch=batch)
             for old, new in zip(*outputs.values(), strict=True):
-                scale = float(old.abs().max()) or 1.0
-                difference = float((old - new).abs().max()) / scale
-                # Once nan it stays: max takes the first of two that cannot be compared.
-                largest = max(largest, difference) if difference == difference else math.nan
+                differences.append(float((old - new).abs().max()) / (float(old.abs().max()) or 1.0))
     finally:
         attached.remove()
         for counter in counters:
             counter.detach()
     size = len(loader.dataset)
-    return {name: evaluator.evaluate(size) for name, evaluator in evaluators.items()}, largest
+    metrics = {name: evaluator.evaluate(size) for name, evaluator in evaluators.items()}
+    return metrics, float(np.max(differences))  # nan, if there is one
 
 
 def _gather(into: list[Tensor], module: nn.Module, args: tuple, outs: Any) -> None:
@@ -265,11 +243,3 @@ def _file_bytes(content: dict) -> int:
     buffer = io.BytesIO()
     torch.save(content, buffer)
     return buffer.getbuffer().nbytes
-
-
-def _parameters(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
-def _bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -1,4 +1,5 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
+from .cifar import ResNetCifar, WideResNet
 from .gated import Gated
 from .names import (
     GatedMobileNetV2,
@@ -8,8 +9,6 @@ from .names import (
     GatedResNetV1d,
     GatedWideResNet,
 )
-from .resnet_cifar import ResNetCifar
-from .wide_resnet import WideResNet
 
 __all__ = [
     'Gated',

@@ -5,70 +5,69 @@ from __future__ import annotations
 
 import re
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, NamedTuple, Optional, Union
 
 import torch
-from mmengine.registry import MODELS, Registry
+from mmengine.registry import MODELS
 from torch import Tensor
 
 from ..errors import CheckpointError, UsageError, in_context
 from ..files import write_files
 
 _NORM = r'(?:weight|bias|running_mean|running_var|num_batches_tracked)'
-_STEM = (
-    (r'(conv1\.weight)', r'backbone.\1'),
-    (rf'(bn1\.{_NORM})', r'backbone.\1'),
-)
-_CIFAR = (
-    *_STEM,
-    (rf'(layer[1-3]\.\d+\.(?:conv[12]\.weight|bn[12]\.{_NORM}))', r'backbone.\1'),
-    (r'linear\.(weight|bias)', r'head.fc.\1'),
-)
-_CIFAR_GATES = (
-    (
-        r'(layer[1-3])\.(\d+)\.gate\.mlp\.(fc[12]\.(?:weight|bias))',
-        r'backbone.gates.\1-\2-conv1.\3',
-    ),
-    (
-        rf'(layer[1-3])\.(\d+)\.gate\.mlp\.bn\.({_NORM})',
-        r'backbone.gates.\1-\2-conv1.norm.\3',
-    ),
+_STEM = {rf'(conv1\.weight|bn1\.{_NORM})': r'backbone.\1'}
+_CIFAR = {
+    **_STEM,
+    rf'(layer[1-3]\.\d+\.(?:conv[12]\.weight|bn[12]\.{_NORM}))': r'backbone.\1',
+    r'linear\.(weight|bias)': r'head.fc.\1',
+}
+_MLP = r'(layer[1-3])\.(\d+)\.gate\.mlp'
+_CIFAR_GATES = {
+    rf'{_MLP}\.(fc[12]\.(?:weight|bias))': r'backbone.gates.\1-\2-conv1.\3',
+    rf'{_MLP}\.bn\.({_NORM})': r'backbone.gates.\1-\2-conv1.norm.\3',
     # The banks of the coupling: one row per training picture, of no use without
     # the order of those pictures.
-    (r'layer[1-3]\.\d+\.gate\.(?:gate_mb|feat_mb)\.(?:memory|params)', None),
-)
-_TORCHVISION = (
-    *_STEM,
-    (rf'(layer[1-4]\.\d+\.(?:conv[1-3]\.weight|bn[1-3]\.{_NORM}))', r'backbone.\1'),
-    (rf'(layer[1-4]\.\d+\.downsample\.(?:0\.weight|1\.{_NORM}))', r'backbone.\1'),
-    (r'fc\.(weight|bias)', r'head.fc.\1'),
-)
+    r'layer[1-3]\.\d+\.gate\.(?:gate_mb|feat_mb)\.(?:memory|params)': None,
+}
+_TORCHVISION = {
+    **_STEM,
+    rf'(layer[1-4]\.\d+\.(?:conv[1-3]\.weight|bn[1-3]\.{_NORM}))': r'backbone.\1',
+    rf'(layer[1-4]\.\d+\.downsample\.(?:0\.weight|1\.{_NORM}))': r'backbone.\1',
+    r'fc\.(weight|bias)': r'head.fc.\1',
+}
+_CIFAR_DEPTHS: dict[tuple[int, ...], int] = {(n, n, n): 6 * n + 2 for n in (3, 5, 7, 9, 18)}
+_TORCHVISION_DEPTHS: dict[tuple[bool, tuple[int, ...]], int] = {
+    (False, (2, 2, 2, 2)): 18,
+    (False, (3, 4, 6, 3)): 34,
+    (True, (3, 4, 6, 3)): 50,
+    (True, (3, 4, 23, 3)): 101,
+    (True, (3, 8, 36, 3)): 152,
+}
 
 
-@dataclass(frozen=True)
-class _Format:
+class _Format(NamedTuple):
     """Names of one code base.
 
     Attributes:
         name (str): Short name, as in :attr:`Conversion.source`.
         about (str): What such a file is, for messages.
         marks (tuple[str]): Patterns that must each fit a key of the file.
-        rules (tuple): Pattern of a key and its new name; None drops it.
+        rules (Mapping): Pattern of a key -> its new name; None drops it.
     """
 
     name: str
     about: str
     marks: tuple[str, ...]
-    rules: tuple[tuple[str, Optional[str]], ...]
+    rules: Mapping[str, Optional[str]]
 
-    def fits(self, keys: list[str]) -> bool:
-        return all(any(re.fullmatch(mark, key) for key in keys) for mark in self.marks)
+    def lacking(self, keys: Sequence[str]) -> list[str]:
+        """The marks that no key fits."""
+        return [mark for mark in self.marks if not any(re.fullmatch(mark, key) for key in keys)]
 
 
 # The first that fits is taken: the gated CIFAR files have all keys of the dense.
@@ -77,7 +76,7 @@ FORMATS = (
         'fgc_cifar',
         'gated CIFAR ResNet of the FGC authors (layerN.M.gate.mlp.fc1 and linear)',
         (r'layer[1-3]\.\d+\.gate\.mlp\.fc1\.weight', r'linear\.weight'),
-        (*_CIFAR, *_CIFAR_GATES),
+        {**_CIFAR, **_CIFAR_GATES},
     ),
     _Format(
         'dense_cifar',
@@ -123,17 +122,12 @@ class Conversion:
 def convert_state_dict(checkpoint: Mapping) -> Conversion:
     """Rename the weights of another code base.
 
-    Understands the gated CIFAR checkpoints of the FGC authors, dense CIFAR
-    checkpoints with parameter-free shortcuts and torchvision's ResNets, bare or
-    wrapped in ``state_dict`` or ``model``, with or without ``module.`` before
-    every key.
+    Understands those of :data:`FORMATS`, bare or wrapped in ``state_dict`` or ``model``, with or
+    without ``module.`` before every key. Every tensor is checked by name and shape
+    against the backbone it is for.
 
     Args:
         checkpoint (Mapping): The state dict, or a checkpoint that holds it.
-
-    Returns:
-        Conversion: Every tensor under its new name, checked by name and shape
-        against the backbone it is for.
 
     Raises:
         CheckpointError: If the format is unknown, a key is unknown or a key of the
@@ -141,24 +135,22 @@ def convert_state_dict(checkpoint: Mapping) -> Conversion:
     """
     source = _unwrap(checkpoint)
     keys = list(source)
-    found = next((fmt for fmt in FORMATS if fmt.fits(keys)), None)
+    found = next((fmt for fmt in FORMATS if not fmt.lacking(keys)), None)
     if found is None:
         raise CheckpointError(_unknown_format(keys))
     converted: OrderedDict[str, Tensor] = OrderedDict()
     dropped, unknown = [], []
     for key, value in source.items():
-        for pattern, target in found.rules:
+        for pattern, target in found.rules.items():
             match = re.fullmatch(pattern, key)
-            if match is None:
-                continue
-            if target is None:
-                dropped.append(key)
-            else:
+            if match and target is not None:
                 new_key = match.expand(target)
                 # The authors' gates are 1x1 convolutions over a 1x1 map.
                 linear = '.gates.' in new_key and '.fc' in new_key and value.dim() == 4
                 converted[new_key] = value.flatten(1) if linear else value
-            break
+            if match:
+                dropped += [key] if target is None else []
+                break
         else:
             unknown.append(key)
     if unknown:
@@ -185,9 +177,6 @@ def convert_file(src: Union[str, Path], dst: Union[str, Path], trust: bool = Fal
         trust (bool): Load what is no plain tensors as well, which may run code of the
             file. Defaults to False.
 
-    Returns:
-        Conversion: What was converted.
-
     Raises:
         CheckpointError: If ``src`` is not understood.
     """
@@ -196,18 +185,14 @@ def convert_file(src: Union[str, Path], dst: Union[str, Path], trust: bool = Fal
         raise UsageError(f'{dst} is the source itself: name another file to write')
     try:
         checkpoint = torch.load(src, map_location='cpu', weights_only=not trust)
-    except OSError:
-        raise
     except Exception as error:  # a damaged file fails in any way
+        if isinstance(error, OSError):
+            raise
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise CheckpointError(f'{src} is not a file of plain tensors: {reason[0]}') from error
     with in_context(str(src)):
         conversion = convert_state_dict(checkpoint)
-    meta = dict(
-        source=conversion.source,
-        backbone=conversion.backbone,
-        num_classes=conversion.num_classes,
-    )
+    meta = {key: getattr(conversion, key) for key in ('source', 'backbone', 'num_classes')}
     checkpoint = dict(meta=meta, state_dict=conversion.state_dict)
     write_files({dst: partial(torch.save, checkpoint)})
     return conversion
@@ -236,9 +221,10 @@ def _unknown_format(keys: list[str]) -> str:
     if any(key.startswith('backbone.') for key in keys):
         lines.append("Keys with 'backbone.' are there already: it may need no conversion.")
     for fmt in FORMATS:
-        lacking = [m for m in fmt.marks if not any(re.fullmatch(m, key) for key in keys)]
-        count = sum(any(re.fullmatch(p, key) for p, _ in fmt.rules) for key in keys)
-        lines.append(f'  {fmt.about}: recognized {count} keys, no key like {" or ".join(lacking)}')
+        count = sum(any(re.fullmatch(p, key) for p in fmt.rules) for key in keys)
+        lines.append(
+            f'  {fmt.about}: recognized {count} keys, no key like {" or ".join(fmt.lacking(keys))}'
+        )
     return '\n'.join([*lines, f'Its keys: {_some(keys)}'])
 
 
@@ -252,45 +238,31 @@ def _backbone_of(source: str, state_dict: Mapping[str, Tensor]) -> dict:
     found = (re.match(r'backbone\.layer(\d)\.(\d+)\.', key) for key in state_dict)
     counts = Counter(stage for stage, _ in {m.groups() for m in found if m})
     blocks = tuple(counts[stage] for stage in sorted(counts))
-    backbone: dict[str, Any]
     if source == 'torchvision':
         bottleneck = 'backbone.layer1.0.conv3.weight' in state_dict
-        depths: dict[tuple[bool, tuple[int, ...]], int] = {
-            (False, (2, 2, 2, 2)): 18,
-            (False, (3, 4, 6, 3)): 34,
-            (True, (3, 4, 6, 3)): 50,
-            (True, (3, 4, 23, 3)): 101,
-            (True, (3, 8, 36, 3)): 152,
-        }
-        depth = depths.get((bottleneck, blocks))
+        depth = _TORCHVISION_DEPTHS.get((bottleneck, blocks))
         choices = '(2, 2, 2, 2), (3, 4, 6, 3), (3, 4, 23, 3) or (3, 8, 36, 3)'
-        backbone = dict(type='GatedResNet', depth=depth, gate=None)
     else:
-        depth = {3: 20, 5: 32, 7: 44, 9: 56, 18: 110}.get(blocks[0])
+        depth = _CIFAR_DEPTHS.get(blocks)
         choices = '(n, n, n) with n = 3, 5, 7, 9 or 18'
-        depth = depth if len(blocks) == 3 and len(set(blocks)) == 1 else None
-        backbone = dict(type='GatedResNetCifar', depth=depth, gate=None)
     if depth is None:
         raise CheckpointError(f'The stages have {blocks} blocks, but should have {choices}')
+    kind = 'GatedResNet' if source == 'torchvision' else 'GatedResNetCifar'
+    backbone: dict[str, Any] = dict(type=kind, depth=depth, gate=None)
     if source == 'fgc_cifar':
         hidden = [v.size(0) for k, v in state_dict.items() if k.endswith('-conv1.fc1.weight')]
         backbone['gate'] = dict(type='BinConcreteGate', hidden=hidden[0])
     return backbone
 
 
-def _registry(kind: str) -> Registry:
-    """Any that can build a backbone: a ResNet has the same names in all packages."""
-    scope = next((s for s in ('mmpretrain', 'mmdet', 'mmseg') if find_spec(s)), None)
-    if scope is None or kind == 'GatedResNetCifar':
-        return MODELS
-    import_module(f'{scope}.registry')
-    return MODELS.children[scope]
-
-
 def _check(backbone: dict, state_dict: Mapping[str, Tensor]) -> None:
     """Compare names and shapes with the backbone."""
+    kind = backbone['type']
+    scope = next((s for s in ('mmpretrain', 'mmdet', 'mmseg') if find_spec(s)), None)
+    if scope and kind == 'GatedResNet':  # has the same names in all packages
+        kind = f'{scope}.{kind}'
     with torch.random.fork_rng(devices=[]):
-        model = _registry(backbone['type']).build(dict(backbone))
+        model = MODELS.build({**backbone, 'type': kind})
     wanted = {f'backbone.{key}': tuple(v.shape) for key, v in model.state_dict().items()}
     given = {k: tuple(v.shape) for k, v in state_dict.items() if k.startswith('backbone.')}
     # Files older than PyTorch 0.4.1 have no such counters.

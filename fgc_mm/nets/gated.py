@@ -5,21 +5,31 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Optional, Union
 
 import torch
 import torch.nn as nn
-from mmengine.registry import MODELS, Registry
+from mmengine.registry import MODELS
 
-from ..errors import UsageError
+from ..errors import UsageError, in_context
 from ..gates import check_gate
-from ..sites.choose import Choice
-from ..sites.gate import DEFAULT_GATE, narrowed
+from ..sites import gate_sites
+from ..sites.choose import Choice, choose
+from ..sites.find import find_in_model
+from ..sites.gate import DEFAULT_GATE, narrow_found, narrowed, remember, stem_of
 from ..sites.gate import gate as gate_network
+from ..sites.origin import InModel
+from ..sites.parts import check_parts, in_part
 from ..sites.recorder import ExampleError
-from .gated_model import SIZES, Parts, gate_model
+from ..sites.site import is_in
 from .scopes import registry_of
 from .weights import watch_weights
+
+Shape = tuple[int, int, int]
+
+SIZES = (64, 224)
+"""Sides of the pictures a network is tried on if its config names none."""
 
 
 @MODELS.register_module()
@@ -32,7 +42,7 @@ def Gated(
     example: Optional[tuple[int, int, int]] = None,
     gates_follow_freeze: bool = False,
     model: Optional[dict] = None,
-    part: Parts = 'backbone',
+    part: Union[str, Sequence[str]] = 'backbone',
     **kwargs: Any,
 ) -> nn.Module:
     """A backbone of mmdet, mmseg, mmpretrain or timm with gates on its sites, or a whole model
@@ -69,11 +79,32 @@ def Gated(
         >>> backbone = dict(type='Gated', backbone=dict(type='mmdet.CSPNeXt'))
         >>> model = dict(type='Gated', model=_base_.model, part=('backbone', 'bbox_head'))
     """
-    convs = [gated_convs] if isinstance(gated_convs, str) else gated_convs
+    options: dict[str, Any] = dict(
+        gate=gate,
+        sites=sites,
+        convs=gated_convs,
+        widths=widths,
+        follow_freeze=gates_follow_freeze,
+    )
     if model is not None and backbone is None:
-        return _build_model(
-            model, part, gate, sites, convs, widths, example, gates_follow_freeze, kwargs
-        )
+        if not isinstance(model, dict) or 'type' not in model:
+            raise UsageError(
+                f'Gated: model={model!r} must be the config of a model, such as model=_base_.model'
+            )
+        cfg = {**copy.deepcopy(model), **kwargs}
+        if model.get('data_preprocessor') is not None:  # a runner hands on that of the config's top
+            cfg['data_preprocessor'] = copy.deepcopy(model['data_preprocessor'])
+        built = registry_of(model['type'], 'Gated').build(cfg)
+        parts = [part] if isinstance(part, str) else list(part)
+        with in_context('Gated'):
+            check_parts(built, parts)
+        for name in parts:
+            watch_weights(built.get_submodule(name))
+        if parts == ['backbone']:  # a picture is all that it takes
+            gate_on_pictures(built.get_submodule('backbone'), 3, example, **options)
+        else:
+            gate_in_model(built, parts, example, **options)
+        return built
     if model is not None or part != 'backbone':
         raise UsageError(
             f'Gated: part={part!r} needs the config of a whole model, and no backbone beside it: '
@@ -83,105 +114,133 @@ def Gated(
         raise UsageError(
             f"Gated: backbone={backbone!r} must be a config such as dict(type='ResNet', depth=50)"
         )
-    return build_gated(
-        {**backbone, **kwargs},
-        registry_of(backbone['type'], 'Gated'),
-        gate,
-        sites,
-        convs,
-        widths,
-        example,
-        gates_follow_freeze,
-    )
+    cfg = {**copy.deepcopy(backbone), **kwargs}
+    network = registry_of(cfg['type'], 'Gated').build(cfg)
+    watch_weights(network)
+    return gate_on_pictures(network, backbone.get('in_channels', 3), example, **options)
 
 
-def _build_model(
-    model: dict,
-    part: Parts,
+def gate_on_pictures(
+    network: nn.Module,
+    channels: int,
+    example: Optional[Shape],
     gate: Optional[dict],
-    sites: Choice,
-    convs: Optional[Sequence[str]],
     widths: Optional[Mapping[str, int]],
-    example: Optional[tuple[int, int, int]],
-    follow_freeze: bool,
-    kwargs: dict[str, Any],
+    convs: Union[str, Sequence[str], None],
+    name: str = 'Gated',
+    **options: Any,
 ) -> nn.Module:
-    """Build a model and gate parts of it, see :func:`Gated`."""
-    if not isinstance(model, dict) or 'type' not in model:
-        raise UsageError(
-            f'Gated: model={model!r} must be the config of a model, such as model=_base_.model'
-        )
-    if gate is not None:
-        check_gate(gate)
-    cfg = {**copy.deepcopy(model), **kwargs}
-    if model.get('data_preprocessor') is not None:  # a runner hands on that of the config's top
-        cfg['data_preprocessor'] = copy.deepcopy(model['data_preprocessor'])
-    network = registry_of(model['type'], 'Gated').build(cfg)
-    if gate is None and not widths:
-        return network
-    convs = None if convs == ['all'] else convs
-    return gate_model(network, part, gate, sites, convs, example, follow_freeze, widths)
-
-
-def build_gated(
-    backbone: dict,
-    registry: Registry,
-    gate: Optional[dict],
-    sites: Choice = 'all',
-    gated_convs: Union[str, Sequence[str], None] = None,
-    widths: Optional[Mapping[str, int]] = None,
-    example: Optional[tuple[int, int, int]] = None,
-    gates_follow_freeze: bool = False,
-    key: str = 'sites',
-    within_blocks: bool = False,
-    name: Optional[str] = None,
-    change: Optional[Callable[[nn.Module], None]] = None,
-) -> nn.Module:
-    """Build a backbone and gate it: what :func:`Gated` and the names of families share.
+    """Gate a network that takes pictures and nothing else.
 
     Args:
-        backbone (dict): Config of the backbone.
-        registry (Registry): Where its type is registered.
-        gate (dict, optional): See :func:`Gated`, as for all up to ``gates_follow_freeze``.
-        sites (str | int | Sequence): Defaults to 'all'.
-        gated_convs (str | Sequence[str], optional): Defaults to None.
-        widths (dict, optional): Defaults to None.
-        example (tuple, optional): Defaults to None.
-        gates_follow_freeze (bool): Defaults to False.
-        key (str): What ``sites`` is called for the user. Defaults to 'sites'.
-        within_blocks (bool): Leave what one block hands to the next to itself. Defaults to False.
-        name (str, optional): The name it is known by, if that stands for one network: weights
-            of another are refused. Defaults to None.
-        change (Callable, optional): What else is done to the network. Defaults to None.
+        network (nn.Module): The network; it is changed and returned.
+        channels (int): Channels of a picture.
+        example (tuple, optional): See :func:`Gated`, as for the next three.
+        gate (dict, optional): Config of the gates.
+        widths (dict, optional): Channels that are left of single sites.
+        convs (str | Sequence[str], optional): Which layers.
+        name (str): Type of the config. Defaults to 'Gated'.
+        **options: See :func:`fgc_mm.sites.gate.gate`.
     """
+
+    def attempt(shape: Shape) -> None:
+        pictures = torch.zeros(1, *shape)
+        if gate is None:
+            narrowed(network, widths or {}, pictures)
+        else:
+            gate_network(network, pictures, gate, convs=_layers(convs), widths=widths, **options)
+
+    if _asks_for_any(gate, widths):
+        _try_sizes(attempt, channels, example, name)
+    return network
+
+
+def gate_in_model(
+    model: nn.Module,
+    parts: Sequence[str],
+    example: Optional[Shape],
+    gate: Optional[dict],
+    sites: Choice,
+    convs: Union[str, Sequence[str], None],
+    widths: Optional[Mapping[str, int]],
+    follow_freeze: bool,
+) -> None:
+    """Gate parts of a model, each of which gets a child ``gates``; see :func:`Gated`.
+
+    Raises:
+        UsageError: If the forward pass never runs a part, or it has no site.
+    """
+
+    def attempt(shape: Shape) -> None:
+        find = partial(find_in_model, shape=shape)
+        whole = narrow_found(model, find(model), widths or {}, find)
+        if gate is None:
+            return
+        found = {part: in_part(whole, part) for part in parts}
+        named, stem = [], []
+        for part, mine in found.items():
+            where = f'part={part!r} of {type(model).__name__}'
+            if not mine.sites and not mine.refused:
+                raise UsageError(
+                    f'Gated: the forward pass never runs {where}, neither in testing nor in '
+                    'training; leave it out'
+                )
+            if not mine.sites:
+                reasons = '; '.join(f'{r.name}: {r.reason}' for r in mine.refused[:3])
+                raise UsageError(
+                    f'Gated: {where} has no site to put a gate on ({reasons}); leave it out'
+                )
+            named += [site.seen_from(part) for site in mine.sites]
+            if mine.first:
+                stem = [f'{part}.{name}' for name in stem_of(model.get_submodule(part), mine)]
+        chosen = {site.name for site in choose(named, sites, stem, _layers(convs))}
+        for part, mine in found.items():
+            own = [site for site in mine.sites if f'{part}.{site.name}' in chosen]
+            if not own:
+                continue
+            network = model.get_submodule(part)
+            gate_sites(network, own, gate, follow_freeze)
+            left = {
+                name.removeprefix(f'{part}.'): kept
+                for name, kept in (widths or {}).items()
+                if is_in(name, part)
+            }
+            remember(network, InModel(part, shape), left, dict(gate))
+
+    if _asks_for_any(gate, widths):
+        hint = (
+            '. To gate a backbone alone a picture is enough: '
+            "backbone=dict(type='Gated', backbone=dict(type=...))"
+        )
+        _try_sizes(attempt, 3, example, 'Gated', hint)
+
+
+def _asks_for_any(gate: Optional[dict], widths: Optional[Mapping[str, int]]) -> bool:
     if gate is not None:
         check_gate(gate)
-    network = registry.build(copy.deepcopy(backbone))
-    if change is not None:
-        change(network)
-    watch_weights(network, name)
-    if gate is None and not widths:
-        return network
-    channels = backbone.get('in_channels', 3)
+    return gate is not None or bool(widths)
+
+
+def _layers(convs: Union[str, Sequence[str], None]) -> Optional[Sequence[str]]:
+    """What ``gated_convs`` names; ``'all'`` is one way to say every one."""
+    names = [convs] if isinstance(convs, str) else convs
+    return None if names == ['all'] else names
+
+
+def _try_sizes(
+    attempt: Callable[[Shape], None],
+    channels: int,
+    example: Optional[Shape],
+    name: str,
+    hint: str = '',
+) -> None:
+    """Do something with a picture of the example's shape, or of some usual one."""
     shapes = [example] if example else [(channels, size, size) for size in SIZES]
-    convs = [gated_convs] if isinstance(gated_convs, str) else gated_convs
     for shape in shapes:
         try:
-            if gate is None:
-                return narrowed(network, widths or {}, torch.zeros(1, *shape))
-            return gate_network(
-                network,
-                torch.zeros(1, *shape),
-                gate,
-                sites,
-                follow_freeze=gates_follow_freeze,
-                convs=None if convs == ['all'] else convs,
-                key=key,
-                within_blocks=within_blocks,
-                widths=widths,
-            )
+            return attempt(shape)
         except ExampleError as error:
             last = error
     raise UsageError(
-        f'{last}; in a config: {name or "Gated"}(example=(channels, height, width), ...)'
+        f'{last}; in a config: {name}(example=(channels, height, width), ...){hint}'
     ) from last

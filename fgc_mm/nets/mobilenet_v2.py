@@ -10,8 +10,6 @@ import torch.nn as nn
 
 from ..errors import UsageError
 
-_SHORTCUTS = ('use_res_connect', 'with_res_shortcut')
-
 
 def set_strides(
     network: Any, stem_stride: Optional[int] = None, strides: Optional[Sequence[int]] = None
@@ -21,9 +19,9 @@ def set_strides(
     Args:
         network (nn.Module): The network.
         stem_stride (int, optional): Stride of the first convolution. Defaults to None,
-            what it is.
-        strides (Sequence[int], optional): Strides of the stages. Defaults to None, what
-            they are.
+            what it is, 2.
+        strides (Sequence[int], optional): Strides of the seven stages. Defaults to None,
+            what they are, (1, 2, 2, 2, 1, 2, 1).
 
     Raises:
         UsageError: If there is another number of stages, or a stride is not 1 or 2.
@@ -42,12 +40,7 @@ def set_strides(
         depthwise = next(conv for conv in convs if conv.groups > 1)
         depthwise.stride = (stride, stride)
         block.stride = stride
-        for shortcut in _SHORTCUTS:
+        for shortcut in ('use_res_connect', 'with_res_shortcut'):
             if hasattr(block, shortcut):
-                same = block_channels(convs)
-                setattr(block, shortcut, stride == 1 and same[0] == same[1])
-
-
-def block_channels(convs: Sequence[nn.Conv2d]) -> tuple[int, int]:
-    """Channels of the input and output of a block with these convolutions."""
-    return convs[0].in_channels, convs[-1].out_channels
+                same = convs[0].in_channels == convs[-1].out_channels
+                setattr(block, shortcut, stride == 1 and same)

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial, wraps
+from functools import wraps
 from typing import Any, Optional, Union
 
 import torch.nn as nn
@@ -14,9 +15,10 @@ from mmengine.registry import MODELS, DefaultScope, Registry
 from ..errors import UsageError
 from ..runtime.messages import did_you_mean
 from ..sites.choose import Choice
-from .gated import Gated, build_gated
+from .gated import Gated, gate_on_pictures
 from .mobilenet_v2 import set_strides
 from .scopes import on_every_registry, registry_of
+from .weights import watch_weights
 
 FAMILIES = {
     'GatedResNet': 'ResNet',
@@ -41,34 +43,10 @@ def options(
 ) -> None:
     """What every name takes beside the arguments of its network.
 
-    Args:
-        gate (dict, optional): Config of the gates; None builds the dense network.
-            Defaults to ``dict(type='BinConcreteGate')``.
-        gated_blocks (str | int | Sequence): ``'all'`` but the stem, ``'last_stage'``, ``'stem'``,
-            names of stages (``'layer4'``), blocks (``'layer3.1'``) or sites, numbers of blocks (-1
-            the last), or a list of those. Defaults to 'all'.
-        gated_convs (str | Sequence[str], optional): Of these only the sites of layers called so,
-            ``'conv2'`` in every block or ``'layer1.0.conv2'`` in one. Defaults to None, every one.
-        widths (dict, optional): Channels that are left of single sites, such as
-            ``{'layer1.0.conv1': 37}``. Defaults to None.
-        gates_follow_freeze (bool): Apply ``frozen_stages`` and ``norm_eval`` to gates as well.
-            Defaults to False: gates learn.
-        example (tuple, optional): Channels, height and width of a picture the network runs on.
-            Defaults to None, ``in_channels`` x 64 x 64.
-        pretrained (str, optional): Weights to start from, the same as
-            ``init_cfg=dict(type='Pretrained', checkpoint=...)``. Defaults to None.
-    """
-
-
-def mobilenet_options(
-    stem_stride: Optional[int] = None, strides: Optional[Sequence[int]] = None
-) -> None:
-    """What ``GatedMobileNetV2`` takes in addition, for small pictures.
-
-    Args:
-        stem_stride (int, optional): Stride of the first convolution. Defaults to None, 2.
-        strides (Sequence[int], optional): Strides of the seven stages. Defaults to
-            None, (1, 2, 2, 2, 1, 2, 1).
+    ``gated_blocks`` is ``sites`` of :func:`Gated`, and without the sites between two blocks;
+    ``pretrained='file'`` is the same as ``init_cfg=dict(type='Pretrained', checkpoint='file')``.
+    The others are those of :func:`Gated`. ``GatedMobileNetV2`` takes those of
+    :func:`~fgc_mm.nets.mobilenet_v2.set_strides` in addition.
     """
 
 
@@ -90,7 +68,7 @@ class Family:
         self.registry = registry
         self.more: list[Callable] = [
             options,
-            *([mobilenet_options] if network == 'MobileNetV2' else []),
+            *([set_strides] if name == 'GatedMobileNetV2' else []),
         ]
 
     def __repr__(self) -> str:
@@ -122,80 +100,71 @@ class Family:
         """All it can be given: name -> the function whose argument that is."""
         found: dict[str, Callable] = {}
         for function in (*self.more, *constructors(self.upstream())):
-            for name, parameter in inspect.signature(function).parameters.items():
-                if name != 'self' and parameter.kind is not parameter.VAR_KEYWORD:
-                    found.setdefault(name, function)
+            for name in parameters(function):
+                found.setdefault(name, function)
         return found
 
-    def fault(self, given: Mapping[str, Any]) -> Optional[str]:
-        """What is wrong with the names of some arguments, None if nothing is."""
+    def check(self, given: Mapping[str, Any]) -> None:
+        """See that the network takes arguments of these names, and has all that it needs.
+
+        Raises:
+            UsageError: If not.
+        """
         known = self.arguments()
         unknown = [name for name in given if name not in known]
-        whose = f'{self.__name__} is {self.upstream().__name__} of {self.home().scope}, gated'
+        empty = inspect.Parameter.empty
+        needed = [name for name, of in known.items() if parameters(of)[name].default is empty]
+        lacking = [name for name in needed if name not in given]
         if unknown:
-            shown = ', '.join(map(repr, unknown))
             near = did_you_mean(unknown[0], known).removeprefix('; ')
-            return (
-                f'{whose}: it has no argument {shown}{f" ({near})" if near else ""}; another '
-                f"network keeps its own config: type='Gated', backbone=dict(type=..., "
-                f'{unknown[0]}=...)'
-            )
-        lacking = [
-            name
-            for name, function in known.items()
-            if name not in given
-            and inspect.signature(function).parameters[name].default is inspect.Parameter.empty
-        ]
-        if lacking:
-            return (
-                f'{whose}: it needs the argument {lacking[0]!r}; another network keeps its own '
-                "config: type='Gated', backbone=dict(type=...)"
-            )
-        return None
-
-    def __call__(self, *args: Any, **kwargs: Any) -> nn.Module:
-        network = self.upstream()
-        chain = constructors(network)
-        positional = [p for p in inspect.signature(chain[-1]).parameters if p != 'self']
-        kwargs = {**dict(zip(positional, args, strict=False)), **kwargs}
-        fault = self.fault(kwargs)
-        if fault is not None:
-            raise UsageError(fault)
-        mine = {
-            name: parameter.default
-            for name, parameter in inspect.signature(options).parameters.items()
-        }
-        mine.update((name, kwargs.pop(name)) for name in list(kwargs) if name in mine)
-        theirs = {name for function in chain for name in inspect.signature(function).parameters}
-        pretrained = mine.pop('pretrained')
-        if pretrained is not None:
-            self._start_from(pretrained, kwargs, 'pretrained' in theirs)
-        steps = {
-            name: kwargs.pop(name)
-            for name in ('stem_stride', 'strides')
-            if mobilenet_options in self.more and name in kwargs and name not in theirs
-        }
-        home = self.home()
-        return build_gated(
-            dict(kwargs, type=f'{home.scope}.{self.network}', _scope_=home.scope),
-            home,
-            sites=mine.pop('gated_blocks'),
-            key='gated_blocks',
-            within_blocks=True,
-            name=self.__name__,
-            change=partial(set_strides, **steps) if steps else None,
-            **mine,
+            shown = ', '.join(map(repr, unknown))
+            fault = f'it has no argument {shown}{f" ({near})" if near else ""}'
+        elif lacking:
+            fault = f'it needs the argument {lacking[0]!r}'
+        else:
+            return
+        own = f', {unknown[0]}=...' if unknown else ''
+        raise UsageError(
+            f'{self.__name__} is {self.upstream().__name__} of {self.home().scope}, gated: '
+            f"{fault}; another network keeps its own config: type='Gated', "
+            f'backbone=dict(type=...{own})'
         )
 
-    def _start_from(self, checkpoint: Any, kwargs: dict, known: bool) -> None:
-        if not isinstance(checkpoint, str):
-            raise UsageError(f'{self.__name__}: pretrained={checkpoint!r} must be a str or None')
-        if kwargs.get('init_cfg'):
-            raise UsageError(f'{self.__name__}: give either pretrained={checkpoint!r} or init_cfg')
-        if known:
-            kwargs['pretrained'] = checkpoint
-        else:
-            kwargs['init_cfg'] = dict(type='Pretrained', checkpoint=checkpoint)
+    def __call__(self, *args: Any, **kwargs: Any) -> nn.Module:
+        theirs = {n: None for f in constructors(self.upstream()) for n in parameters(f)}
+        given = {**dict(zip(theirs, args, strict=False)), **kwargs}
+        self.check(given)
+        mine = {name: given.pop(name, p.default) for name, p in parameters(options).items()}
+        start = mine['pretrained']
+        if start is not None and not isinstance(start, str):
+            raise UsageError(f'{self.__name__}: pretrained={start!r} must be a str or None')
+        if start is not None and given.get('init_cfg'):
+            raise UsageError(f'{self.__name__}: give either pretrained={start!r} or init_cfg')
+        if start is not None and 'pretrained' in theirs:
+            given['pretrained'] = start
+        elif start is not None:
+            given['init_cfg'] = dict(type='Pretrained', checkpoint=start)
+        ours = [name for name in parameters(set_strides) if name in given and name not in theirs]
+        strides = {name: given.pop(name) for name in ours}
+        home = self.home()
+        cfg = dict(copy.deepcopy(given), type=f'{home.scope}.{self.network}', _scope_=home.scope)
+        network = home.build(cfg)
+        if strides:
+            set_strides(network, **strides)
+        watch_weights(network, self.__name__)
+        return gate_on_pictures(
+            network,
+            given.get('in_channels', 3),
+            mine['example'],
+            mine['gate'],
+            mine['widths'],
+            mine['gated_convs'],
+            self.__name__,
+            sites=mine['gated_blocks'],
+            key='gated_blocks',
+            within_blocks=True,
+            follow_freeze=mine['gates_follow_freeze'],
+        )
 
 
 def constructors(cls: type) -> list[Callable]:
@@ -206,10 +175,19 @@ def constructors(cls: type) -> list[Callable]:
         if not inspect.isfunction(init):
             continue
         found.append(init)
-        kinds = {parameter.kind for parameter in inspect.signature(init).parameters.values()}
-        if inspect.Parameter.VAR_KEYWORD not in kinds:
+        if not any(p.kind is p.VAR_KEYWORD for p in inspect.signature(init).parameters.values()):
             break
     return found
+
+
+def parameters(function: Callable) -> dict[str, inspect.Parameter]:
+    """What a function can be given by name, but for the object it is about."""
+    every = inspect.signature(function).parameters
+    return {
+        name: parameter
+        for name, parameter in every.items()
+        if name not in ('self', 'network') and parameter.kind is not parameter.VAR_KEYWORD
+    }
 
 
 def _register(registry: Registry) -> None:
@@ -224,19 +202,15 @@ def _register(registry: Registry) -> None:
     registry.register_module('Gated', module=gated)
 
 
-GatedResNet, GatedResNetV1c, GatedResNetV1d, GatedMobileNetV2 = (
-    Family(name, network, MODELS) for name, network in FAMILIES.items()
-)
-GatedResNetCifar, GatedWideResNet = (
-    Family(name, network, MODELS) for name, network in OWN_FAMILIES.items()
-)
-for family in (
+EVERY = [Family(name, net, MODELS) for name, net in {**FAMILIES, **OWN_FAMILIES}.items()]
+for family in EVERY:
+    MODELS.register_module(family.__name__, module=family)
+(
     GatedResNet,
     GatedResNetV1c,
     GatedResNetV1d,
     GatedMobileNetV2,
     GatedResNetCifar,
     GatedWideResNet,
-):
-    MODELS.register_module(family.__name__, module=family)
+) = EVERY
 on_every_registry(_register)

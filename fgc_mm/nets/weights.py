@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Optional
 
 import torch.nn as nn
@@ -20,62 +21,52 @@ _OLD_GATE = re.compile(r'(?P<block>.+)\.gate(?P<number>\d)\.(?P<rest>.+)')
 _MOBILE = ('expand_conv', 'depthwise_conv', 'linear_conv')
 
 
-class WatchWeights:
-    """Hook of a network before it loads a state dict.
+def watch_weights(network: nn.Module, name: Optional[str] = None) -> None:
+    """See what a network loads.
 
     Gates of earlier versions (``layer1.0.gate1``) get the names of their sites, and layers that
     mmdet, mmseg and mmpretrain call differently those of the network. Weights of another
     network are refused if the network is known by a name that stands for one.
 
     Args:
+        network (nn.Module): The network.
         name (str, optional): That name. Defaults to None.
     """
-
-    def __init__(self, name: Optional[str] = None) -> None:
-        self.name = name
-
-    def __call__(
-        self,
-        network: nn.Module,
-        state_dict: dict,
-        prefix: str,
-        local_metadata: dict,
-        strict: bool,
-        *_: Any,
-    ) -> None:
-        own = network.state_dict()
-        given = {key[len(prefix) :]: key for key in state_dict if key.startswith(prefix)}
-        names = rename_layers(own, list(given))
-        gates = rename_gates(network, [key for key in given if key not in own])
-        renamed = {**names, **gates}
-        values = {old: state_dict.pop(given[old]) for old in renamed}  # names may change places
-        for old, new in renamed.items():
-            if new is not None:
-                state_dict[prefix + new] = values[old]
-        if self.name is not None and strict:
-            shapes = {
-                key[len(prefix) :]: value.shape
-                for key, value in state_dict.items()
-                if key.startswith(prefix) and hasattr(value, 'shape')
-            }
-            fault = fault_of(network, shapes, whole=not prefix)
-            if fault:
-                raise CheckpointError(
-                    f'{self.name} gates a {type(network).__name__}, and the checkpoint is of '
-                    f'another network: {fault}; gate that one under its own name: '
-                    "type='Gated', backbone=dict(type=...)"
-                )
+    hook = partial(_before_loading, name)  # a copy of the network keeps it
+    network._register_load_state_dict_pre_hook(hook, with_module=True)
 
 
-def watch_weights(network: nn.Module, name: Optional[str] = None) -> None:
-    """See what a network loads, see :class:`WatchWeights`.
-
-    Args:
-        network (nn.Module): The network.
-        name (str, optional): The name it is known by, if that stands for one network.
-            Defaults to None.
-    """
-    network._register_load_state_dict_pre_hook(WatchWeights(name), with_module=True)
+def _before_loading(
+    name: Optional[str],
+    network: nn.Module,
+    state_dict: dict,
+    prefix: str,
+    local_metadata: dict,
+    strict: bool,
+    *_: Any,
+) -> None:
+    own = network.state_dict()
+    given = {key[len(prefix) :]: key for key in state_dict if key.startswith(prefix)}
+    names = rename_layers(own, list(given))
+    gates = rename_gates(network, [key for key in given if key not in own])
+    renamed = {**names, **gates}
+    values = {old: state_dict.pop(given[old]) for old in renamed}  # names may change places
+    for old, new in renamed.items():
+        if new is not None:
+            state_dict[prefix + new] = values[old]
+    if name is not None and strict:
+        shapes = {
+            key[len(prefix) :]: value.shape
+            for key, value in state_dict.items()
+            if key.startswith(prefix) and hasattr(value, 'shape')
+        }
+        fault = fault_of(network, shapes, whole=not prefix)
+        if fault:
+            raise CheckpointError(
+                f'{name} gates a {type(network).__name__}, and the checkpoint is of another '
+                f'network: {fault}; gate that one under its own name: '
+                "type='Gated', backbone=dict(type=...)"
+            )
 
 
 def old_gates(keys: Iterable[str]) -> list[str]:
@@ -155,30 +146,26 @@ def _shifted_shortcuts(own: dict, keys: set[str]) -> dict[str, str]:
     found = {}
     for stage in range(1, 5):
         name = f'layer{stage}.0.downsample'
-        first, second = f'{name}.0.weight', f'{name}.2.weight'
-        if first in keys and first not in own and second in own:
-            steps = (0, 1), (1, 2)
-        elif first in own and first not in keys and second in keys:
-            steps = (1, 0), (2, 1)
+        short, long = f'{name}.0.weight', f'{name}.2.weight'
+        if short in keys and short not in own and long in own:
+            step = 1
+        elif short in own and short not in keys and long in keys:
+            step = -1
         else:
             continue
-        for before, after in steps:
-            for key in keys:
-                if key.startswith(f'{name}.{before}.'):
-                    found[key] = key.replace(f'{name}.{before}.', f'{name}.{after}.')
+        for key in keys:
+            match = re.fullmatch(rf'({re.escape(name)}\.)(\d)(\..+)', key)
+            if match:
+                found[key] = f'{match[1]}{int(match[2]) + step}{match[3]}'
     return found
 
 
 def fault_of(network: nn.Module, shapes: dict[str, Any], whole: bool) -> Optional[str]:
-    """Why weights cannot be those of a network, None if they can.
+    """Why weights with these shapes cannot be those of a network, None if they can; ``whole`` says
+    that a file may hold more, such as a head beside it.
 
     A layer's bias that is too many (the public Caffe weights have one) and a first layer for
     other pictures are none.
-
-    Args:
-        network (nn.Module): The network, or one of the same layers.
-        shapes (dict): Name of a tensor -> its shape.
-        whole (bool): Whether the file may hold more than the network, such as a head beside it.
     """
     own = network.state_dict()
     gates = tuple(f'{gate}.' for gate in find_gates(network))

@@ -1,6 +1,7 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
 from .container import Gates
-from .find import Found, find_sites
+from .find import find_sites
+from .finder import Found
 from .forward_hooks import gate_sites
 from .gate import gate
 from .site import End, Refusal, Scale, Site

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Optional
 
 import numpy as np
 
 from .flow import Flow
 from .recorder import Record
-from .site import Refusal, Scale, Site
+from .site import Refusal, Scale, Site, follow, numbers
 
 Tables = dict[str, np.ndarray]
 """Name of a site -> which of its decisions each decision of another meets, -1 for none."""
@@ -33,10 +32,6 @@ def with_factors(
         followed (Mapping): Name -> how its channels spread, and the decision of each.
         record (Record): The pass.
         after (Callable): Whether the layers of the first run after the decision of the second.
-
-    Returns:
-        tuple: The sites, and those that make a factor of others' channels and of channels of no
-        site.
     """
     hosts: list[Site] = []
     factors: list[tuple[Site, Tables]] = []
@@ -63,8 +58,7 @@ def _met(
     """What channels of a site are multiplied with wherever they are read."""
     flow, decisions = followed[site.name]
     tables = {}
-    nodes = [record.nodes[number] for number in flow.reads]
-    values = [(n.args[0] if n.args else next(iter(n.kwargs.values()))).value for n in nodes]
+    values = [record.nodes[number].given.value for number in flow.reads]
     for other in others:
         theirs, decided = followed[other.name]
         if not any(value in theirs.labels for value in values):
@@ -101,22 +95,9 @@ def _joined(site: Site, factors: Sequence[tuple[Site, Tables]]) -> Site:
 def _translated(parts: tuple, table: np.ndarray, channels: int) -> tuple:
     """Ends or scales that follow the decisions of another site."""
     return tuple(
-        replace(part, index=plain(np.where(index < 0, -1, table[np.maximum(index, 0)]), channels))
+        replace(part, index=follow(numbers(part.index, len(table)), table, channels))
         for part in parts
-        for index in [np.arange(len(table)) if part.index is None else np.asarray(part.index)]
     )
-
-
-def plain(index: np.ndarray, channels: int) -> Optional[tuple[int, ...]]:
-    """An index as an end has it: None if channel i follows decision i.
-
-    Args:
-        index (np.ndarray): The decision of each channel, -1 for none.
-        channels (int): Number of decisions.
-    """
-    if np.array_equal(index, np.arange(channels)):
-        return None
-    return tuple(index.tolist())
 
 
 def together(*scales: tuple[Scale, ...]) -> tuple[Scale, ...]:

@@ -10,11 +10,10 @@ import numpy as np
 import torch.nn as nn
 
 from .images import Images
-from .labels import Labels, NotPrivate
-from .layers import layer_fault
+from .layers import channel_axis, is_layer, layer_fault
 from .recorder import LAYER, Node, Record, Ref
+from .rules import Labels, NotPrivate, along, step
 from .scales import Key, ScaleFinder
-from .steps import step
 
 
 @dataclass
@@ -81,12 +80,7 @@ class Escape(Exception):
 
 
 class Follower:
-    """Follows the output of a layer through a pass.
-
-    Args:
-        module (nn.Module): The network.
-        record (Record): Its pass.
-    """
+    """Follows the outputs of a network's layers through the record of a pass."""
 
     def __init__(self, module: nn.Module, record: Record) -> None:
         self.modules = dict(module.named_modules())
@@ -97,21 +91,19 @@ class Follower:
 
     def _shared(self, module: nn.Module) -> dict[str, str]:
         """Layer -> who reads its weights as well."""
-        outside: dict[str, str] = {}
-        for node in self.record.nodes:
-            for ref in node.inputs():
-                if ref.value in self.record.names:
-                    where = f'the forward pass of {node.module}' if node.module else 'the network'
-                    outside.setdefault(self.record.names[ref.value], where)
         named = dict(module.named_parameters())
-        users: dict[int, str] = {
-            id(named[name]): who for name, who in outside.items() if name in named
-        }
+        users: dict[int, str] = {}
+        for node in self.record.nodes:
+            for ref in node.read:
+                name = self.record.names.get(ref.value)
+                if name in named:
+                    where = f'the forward pass of {node.module}' if node.module else 'the network'
+                    users.setdefault(id(named[name]), where)
         found: dict[str, str] = {}
         owners: dict[int, str] = {}
         for name, layer in self.modules.items():
             weight = getattr(layer, 'weight', None)
-            if not isinstance(layer, (nn.Linear, nn.modules.conv._ConvNd)) or weight is None:
+            if not is_layer(layer) or weight is None:
                 continue
             if id(weight) in users:
                 found[name] = users[id(weight)]
@@ -139,14 +131,8 @@ class Follower:
                 stops.add(escape.passed[-1])
 
     def axis(self, node: Node, ref: Ref) -> int:
-        """Where a layer has the channels of a tensor.
-
-        Raises:
-            Escape: If there is no dimension for the pictures in front of them.
-        """
-        layer = self.modules[node.module]
-        dims = 0 if isinstance(layer, nn.Linear) else len(layer.kernel_size)  # type: ignore[arg-type]
-        axis = len(ref.shape) - 1 - dims
+        """Where a layer has the channels of a tensor."""
+        axis = len(ref.shape) + channel_axis(self.modules[node.module])
         if axis < 1:
             raise Escape(f'{node.module} runs on a single picture without a batch')
         return axis
@@ -157,14 +143,14 @@ class Follower:
         if out.value in self.record.outputs:
             raise Escape('it is an output of the network')
         axis = self.axis(start, out)
-        flow = Flow({out.value: _along(axis, out.shape)}, Images(out))
+        flow = Flow({out.value: along(axis, out.shape)}, Images(out))
         flow.passed[out.value] = ()
         pending = set(self.readers.get(out.value, []))
         while pending:
             here = min(pending)
             pending.discard(here)
             node = self.record.nodes[here]
-            marked = [ref for ref in node.inputs() if ref.value in flow.labels]
+            marked = [ref for ref in node.read if ref.value in flow.labels]
             passed = tuple(sorted({p for ref in marked for p in flow.passed[ref.value]}))
             try:
                 if node.op == LAYER:
@@ -198,7 +184,7 @@ class Follower:
     ) -> tuple[list[Optional[Labels]], tuple[int, ...]]:
         """A layer that reads the channels: a consumer, or a grouped one that hands them on."""
         name = node.module
-        read = node.args[0] if node.args else next(iter(node.kwargs.values()))
+        read = node.given
         if not isinstance(read, Ref) or read.value not in flow.labels or len(marked) != 1:
             raise NotPrivate(f'{name} reads it beside its input')
         fault = self.fault(name)
@@ -226,11 +212,4 @@ class Follower:
         index = np.repeat(grouped[:, 0], out.shape[axis] // groups)
         if not np.array_equal(flow.through.setdefault(name, index), index):
             raise NotPrivate(f'{name} reads it in two ways')
-        return [index.reshape(_along(axis, out.shape).shape)], (*passed, here)
-
-
-def _along(axis: int, shape: tuple[int, ...]) -> Labels:
-    """Each entry of a dimension with a label of its own."""
-    sizes = [1] * len(shape)
-    sizes[axis] = shape[axis]
-    return np.arange(shape[axis]).reshape(sizes)
+        return [index.reshape(along(axis, out.shape).shape)], (*passed, here)

@@ -11,9 +11,8 @@ from typing import Optional
 
 import numpy as np
 
-from .labels import Labels, NotPrivate, base_name, where
 from .recorder import LAYER, Node, Ref
-from .steps import ELEMENTWISE, NORMS, POOLS, step
+from .rules import ELEMENTWISE, NORMS, POOLS, Labels, NotPrivate, along, step, where
 
 
 class Images:
@@ -38,14 +37,14 @@ class Images:
         Raises:
             NotPrivate: If it mixes them.
         """
-        read = [ref for ref in node.inputs() if ref.value in self._found]
+        read = [ref for ref in node.read if ref.value in self._found]
         usual = all(self._found[ref.value] is None for ref in read)
         if usual and self._keeps(node, read):
             self._found.update((ref.value, None) for ref in node.outputs)
             return
         labels = {ref.value: self._labels(ref) for ref in read}
         try:
-            if base_name(node.op) == 'cat':
+            if node.kind == 'cat':
                 found = self._concatenated(node, labels, constants)
             else:
                 found = step(node, labels, constants)
@@ -57,10 +56,9 @@ class Images:
 
     def _keeps(self, node: Node, read: list[Ref]) -> bool:
         """Whether an operation does nothing to its first dimension, whatever its arguments."""
-        name = base_name(node.op)
-        if node.op == LAYER or name in NORMS or name in POOLS:
+        if node.op == LAYER or node.kind in NORMS or node.kind in POOLS:
             return True
-        return name in ELEMENTWISE and all(
+        return node.kind in ELEMENTWISE and all(
             len(ref.shape) == len(out.shape) and ref.shape[0] == out.shape[0]
             for ref in read
             for out in node.outputs
@@ -68,16 +66,13 @@ class Images:
 
     def _labels(self, ref: Ref) -> Labels:
         found = self._found[ref.value]
-        if found is not None:
-            return found
-        return np.arange(self.count).reshape((self.count,) + (1,) * (len(ref.shape) - 1))
+        return along(0, (self.count, *ref.shape[1:])) if found is None else found
 
     def _is_usual(self, labels: Labels, ref: Ref) -> bool:
         return (
             len(ref.shape) > 0
             and ref.shape[0] == self.count
-            and labels.shape == (self.count,) + (1,) * (len(ref.shape) - 1)
-            and bool(np.array_equal(labels.reshape(-1), np.arange(self.count)))
+            and np.array_equal(labels, along(0, ref.shape))
         )
 
     def _concatenated(

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Optional, Union
@@ -15,10 +15,10 @@ import torch.nn as nn
 from torch import Tensor
 
 from ..errors import UsageError
-from .factors import plain
-from .find import Example, Found, find_sites
+from .find import Example, find_sites
+from .finder import Found
 from .recorder import ExampleError
-from .site import End, Scale, Site
+from .site import End, Scale, Site, follow, is_in, numbers
 
 Kept = Union[int, Sequence[int], Tensor, np.ndarray]
 """How many decisions stay, their numbers, or a mask of all of them."""
@@ -58,17 +58,19 @@ def narrow(
     by_name = {site.name: site for site in sites}
     masks = {}
     for name, value in kept.items():
-        site = site_called(sites, name)
-        masks[site.name] = mask_of(site, value)
+        site = _site_called(sites, name)
+        masks[site.name] = _mask_of(site, value)
     masks = {name: mask for name, mask in masks.items() if not mask.all()}
     faults = {name: _fault(network, by_name[name]) for name in masks}
     refused = {name: fault for name, fault in faults.items() if fault is not None}
     wanted = [name for name in masks if name not in refused]
-    find = example if callable(example) else partial(_find, example)
+    find: Any = (
+        example if callable(example) else partial(find_sites, example=example, modes=(False,))
+    )
 
     def fault_of(names: Sequence[str]) -> Optional[str]:
         trial = copy.deepcopy(network)
-        left = _Cut(trial, sites, {name: masks[name] for name in names}).make()
+        left = _cut(trial, sites, {name: masks[name] for name in names})
         return _difference(trial, left, find)
 
     def possible(surely: list[str], names: list[str]) -> list[str]:
@@ -84,42 +86,26 @@ def narrow(
         return first + possible(surely + first, names[middle:])
 
     chosen = possible([], wanted)
-    return _Cut(network, sites, {name: masks[name] for name in chosen}).make(), refused
+    return _cut(network, sites, {name: masks[name] for name in chosen}), refused
 
 
-def site_called(sites: Sequence[Site], name: str) -> Site:
-    """The site of a name, which may also be that of a depthwise convolution behind it.
-
-    Args:
-        sites (Sequence[Site]): All sites of a network.
-        name (str): The name.
-
-    Raises:
-        UsageError: If there is none; the message has the names there are.
-    """
-    for kind in ('producers', 'through'):
-        for site in sites:
-            ends = getattr(site, kind)
-            if any(end.module == name for end in (ends[:1] if kind == 'producers' else ends)):
-                return site
+def _site_called(sites: Sequence[Site], name: str) -> Site:
+    """The site of a name, which may also be that of a depthwise convolution behind it."""
     block, _, kind = name.rpartition('.')
-    if kind == 'depthwise':  # as MobileNetV2's convolution was once called
-        for site in sites:
-            if any(end.module.startswith(f'{block}.') for end in site.through):
-                return site
+    old = kind == 'depthwise'  # as MobileNetV2's convolution was once called
+    fits: Sequence[Callable[[Site], bool]] = (
+        lambda site: site.name == name,
+        lambda site: any(end.module == name for end in site.through),
+        lambda site: old and any(is_in(end.module, block) for end in site.through),
+    )
+    for fit in fits:
+        for site in filter(fit, sites):
+            return site
     raise UsageError(f'{name!r} is no site; there are {", ".join(site.name for site in sites)}')
 
 
-def mask_of(site: Site, kept: Kept) -> np.ndarray:
-    """What stays of a site, as a mask of its decisions.
-
-    Args:
-        site (Site): The site.
-        kept (int | Sequence | Tensor): See :func:`narrow`.
-
-    Raises:
-        UsageError: If nothing or too much is to stay.
-    """
+def _mask_of(site: Site, kept: Kept) -> np.ndarray:
+    """What stays of a site, as a mask of its decisions."""
     count = site.channels
     mask = np.zeros(count, bool)
     if isinstance(kept, int) and not isinstance(kept, bool):
@@ -144,90 +130,71 @@ def _fault(network: nn.Module, site: Site) -> Optional[str]:
     for end in site.consumers:
         if getattr(network.get_submodule(end.module), 'groups', 1) > 1:
             return f'{end.module} reads it in groups, and all of them must stay equally wide'
-    parts: list[Union[End, Scale]] = [*site.producers, *site.through, *site.consumers]
-    for part in (*parts, *site.scales):
-        index = np.arange(site.channels) if part.index is None else np.asarray(part.index)
+    for (name, _), part in _parts(site):
+        index = numbers(part.index, site.channels)
         counts = np.bincount(index[index >= 0], minlength=site.channels)
         if len(set(counts.tolist())) > 1:
-            what = part.tensor if isinstance(part, Scale) else part.module
-            return f'{what} has not as many channels for each of its decisions'
+            return f'{name} has not as many channels for each of its decisions'
     return None
 
 
-class _Cut:
-    """Narrows a network, without a look at whether that can be.
+Key = tuple[str, int]
+"""A module or the name of a tensor, and the dimension of the weight or tensor."""
 
-    Args:
-        network (nn.Module): The network.
-        sites (Sequence[Site]): Its sites.
-        masks (dict): Site -> the decisions that stay; those that are not named all stay.
-    """
 
-    def __init__(
-        self, network: nn.Module, sites: Sequence[Site], masks: dict[str, np.ndarray]
-    ) -> None:
-        self.network = network
-        self.sites = sites
-        self.masks = {site.name: np.ones(site.channels, bool) for site in sites} | masks
-        # Module or name of a tensor, and dimension of the weight or tensor -> what stays
-        self.left: dict[tuple[str, int], np.ndarray] = {}
-        for site in sites:
-            mask = self.masks[site.name]
-            for end in (*site.producers, *site.through):
-                self._keep((end.module, 0), end.index, mask)
-            for end in site.consumers:
-                self._keep((end.module, 1), end.index, mask)
-            for scale in site.scales:
-                self._keep((scale.tensor, scale.dim), scale.index, mask)
+def _parts(site: Site) -> Iterator[tuple[Key, Union[End, Scale]]]:
+    """All that has channels of a site."""
+    for end in (*site.producers, *site.through):
+        yield (end.module, 0), end
+    for end in site.consumers:
+        yield (end.module, 1), end
+    for scale in site.scales:
+        yield (scale.tensor, scale.dim), scale
 
-    def _keep(
-        self, key: tuple[str, int], index: Optional[tuple[int, ...]], mask: np.ndarray
-    ) -> None:
-        stays = follow(index, mask)
-        self.left[key] = self.left.get(key, np.ones_like(stays)) & stays
 
-    def make(self) -> list[Site]:
-        """Narrow the network; returns the sites it has now."""
-        modules = dict(self.network.named_modules())
-        for (name, dim), stays in self.left.items():
-            if stays.all():
-                continue
-            if name not in modules:
-                owner, _, tensor = name.rpartition('.')
-                _take(modules[owner], tensor, dim, stays)
-                continue
-            layer = modules[name]
-            if dim == 0 and getattr(layer, 'groups', 1) > 1:
-                layer.groups = int(layer.groups * stays.mean() + 0.5)  # type: ignore[assignment,operator]
-            _take(layer, 'weight', dim, stays)
-            if dim == 0 and getattr(layer, 'bias', None) is not None:
-                _take(layer, 'bias', 0, stays)
-        return [self._left_of(site) for site in self.sites]
+def _cut(network: nn.Module, sites: Sequence[Site], masks: Mapping[str, np.ndarray]) -> list[Site]:
+    """Narrow a network to the decisions that stay of some of its sites, without a look at whether
+    that can be; returns the sites it has now."""
+    masks = {site.name: np.ones(site.channels, bool) for site in sites} | dict(masks)
+    stays: dict[Key, np.ndarray] = {}
+    for site in sites:
+        for key, part in _parts(site):
+            mine = _staying(part, masks[site.name])
+            stays[key] = stays.get(key, np.ones_like(mine)) & mine
+    modules = dict(network.named_modules())
+    for (name, dim), kept in stays.items():
+        if kept.all():
+            continue
+        if name not in modules:
+            owner, _, tensor = name.rpartition('.')
+            _take(modules[owner], tensor, dim, kept)
+            continue
+        layer = modules[name]
+        if dim == 0 and getattr(layer, 'groups', 1) > 1:
+            layer.groups = int(layer.groups * kept.mean() + 0.5)  # type: ignore[assignment,operator]
+        _take(layer, 'weight', dim, kept)
+        if dim == 0 and getattr(layer, 'bias', None) is not None:
+            _take(layer, 'bias', 0, kept)
+    return [_narrower(site, masks, stays) for site in sites]
 
-    def _left_of(self, site: Site) -> Site:
-        mask = self.masks[site.name]
-        source = source_mask(site, self.masks)
-        reads = [
-            replace(read, index=left(read, source, self.masks[read.module]))
-            if read.module in self.masks
-            else read
+
+def _narrower(site: Site, masks: Mapping[str, np.ndarray], stays: Mapping[Key, np.ndarray]) -> Site:
+    """A site of what is left."""
+    mask, source = masks[site.name], source_mask(site, masks)
+    new = {key: _left(part, stays[key], mask) for key, part in _parts(site)}
+    return replace(
+        site,
+        source_channels=int(source.sum()),
+        producers=tuple(new[end.module, 0] for end in site.producers),
+        through=tuple(new[end.module, 0] for end in site.through),
+        consumers=tuple(new[end.module, 1] for end in site.consumers),
+        channels=int(mask.sum()),
+        scales=tuple(new[scale.tensor, scale.dim] for scale in site.scales),
+        reads=tuple(
+            _left(read, source, masks[read.module]) if read.module in masks else read
             for read in site.reads
-        ]
-        return replace(
-            site,
-            source_channels=int(source.sum()),
-            producers=tuple(self._end(end, 0, mask) for end in site.producers),
-            through=tuple(self._end(end, 0, mask) for end in site.through),
-            consumers=tuple(self._end(end, 1, mask) for end in site.consumers),
-            channels=int(mask.sum()),
-            scales=tuple(
-                replace(s, index=left(s, self.left[s.tensor, s.dim], mask)) for s in site.scales
-            ),
-            reads=tuple(reads),
-        )
-
-    def _end(self, end: End, dim: int, mask: np.ndarray) -> End:
-        return replace(end, index=left(end, self.left[end.module, dim], mask))
+        ),
+    )
 
 
 def source_mask(site: Site, masks: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -240,36 +207,20 @@ def source_mask(site: Site, masks: Mapping[str, np.ndarray]) -> np.ndarray:
     source = np.ones(site.source_channels, bool)
     for read in site.reads:
         if read.module in masks:
-            source &= follow(read.index, masks[read.module])
+            source &= _staying(read, masks[read.module])
     return source
 
 
-def follow(index: Optional[tuple[int, ...]], mask: np.ndarray) -> np.ndarray:
-    """Which channels stay, where each follows a decision.
-
-    Args:
-        index (tuple, optional): As in :class:`~fgc_mm.sites.End`.
-        mask (np.ndarray): The decisions that stay.
-    """
-    if index is None:
-        return mask
-    numbers = np.asarray(index)
-    return np.where(numbers < 0, True, mask[np.maximum(numbers, 0)])
+def _staying(part: Union[End, Scale], mask: np.ndarray) -> np.ndarray:
+    """Which channels stay, by the decisions that do."""
+    index = numbers(part.index, len(mask))
+    return (index < 0) | mask[np.maximum(index, 0)]
 
 
-def left(part: Union[End, Scale], stays: np.ndarray, mask: np.ndarray) -> Optional[tuple[int, ...]]:
-    """The index of an end or scale where only some channels and decisions are left.
-
-    Args:
-        part (End | Scale): Before.
-        stays (np.ndarray): The channels that stay.
-        mask (np.ndarray): The decisions that stay.
-    """
-    before = np.arange(len(mask)) if part.index is None else np.asarray(part.index)
-    before = before[stays]
-    numbers = np.cumsum(mask) - 1
-    after = np.where(before < 0, -1, numbers[np.maximum(before, 0)])
-    return plain(after, int(mask.sum()))
+def _left(part: Any, stays: np.ndarray, mask: np.ndarray) -> Any:
+    """An end or scale with only the channels and decisions that stay."""
+    index = numbers(part.index, len(mask))[stays]
+    return replace(part, index=follow(index, np.cumsum(mask) - 1, int(mask.sum())))
 
 
 def _take(module: nn.Module, name: str, dim: int, stays: np.ndarray) -> None:
@@ -310,10 +261,6 @@ def _tell_widths(module: Any) -> None:
         module.num_features = module.num_features if given is None else len(given)
     elif isinstance(module, nn.PReLU):
         module.num_parameters = len(weight)
-
-
-def _find(example: Example, network: nn.Module) -> Found:
-    return find_sites(network, example, modes=(False,))
 
 
 def _difference(

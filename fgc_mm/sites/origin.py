@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import torch
 import torch.nn as nn
@@ -15,43 +15,39 @@ from torch.utils._pytree import tree_map
 
 from ..errors import CheckpointError, UsageError
 from .container import Gates
-from .find import Example, Found, find_sites
-from .parts import find_in_model
-
-
-@dataclass(frozen=True)
-class TensorLike:
-    """Shape and type of a tensor in an example."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    def tensor(self) -> Tensor:
-        """A tensor of zeros that is like it."""
-        return torch.zeros(self.shape, dtype=self.dtype)
+from .find import Example, find_in_model
+from .finder import Found
 
 
 def outline(example: Example) -> Any:
-    """An example without the values of its tensors.
+    """An example without the values of its tensors, as data that a file can hold.
 
     Args:
         example (Tensor | Sequence | Mapping): What a network can be called with.
     """
     return tree_map(
         lambda value: (
-            TensorLike(tuple(value.shape), value.dtype) if isinstance(value, Tensor) else value
+            dict(shape=list(value.shape), dtype=str(value.dtype).rpartition('.')[2])
+            if isinstance(value, Tensor)
+            else value
         ),
         example,
     )
 
 
 def filled(example: Any) -> Example:
-    """An example of the outline of one.
+    """An example of the outline of one, with zeros.
 
     Args:
         example: What :func:`outline` made.
     """
-    return tree_map(lambda v: v.tensor() if isinstance(v, TensorLike) else v, example)
+    if isinstance(example, Mapping):
+        if set(example) == {'shape', 'dtype'} and example['dtype'] in _DTYPES:
+            return torch.zeros([int(n) for n in example['shape']], dtype=_DTYPES[example['dtype']])
+        return {key: filled(item) for key, item in example.items()}
+    if isinstance(example, (list, tuple)):
+        return type(example)(map(filled, example))
+    return example
 
 
 @dataclass(frozen=True)
@@ -86,26 +82,11 @@ class Gating:
     example: Any
 
 
-def to_plain(gating: Gating) -> dict[str, Any]:
-    """As data that a file can hold.
-
-    Args:
-        gating (Gating): Of a network that is gated by itself, not as a part of a model.
-    """
-    return dict(vars(gating), example=tree_map(_to_plain, gating.example))
-
-
-def _to_plain(value: Any) -> Any:
-    if isinstance(value, TensorLike):
-        return dict(shape=list(value.shape), dtype=str(value.dtype).rpartition('.')[2])
-    return value
-
-
 def from_plain(data: Mapping[str, Any]) -> Gating:
-    """What :func:`to_plain` was given.
+    """A gating of what a file has of it.
 
     Args:
-        data (Mapping): What it made; other keys are passed over.
+        data (Mapping): Its attributes; other keys are passed over.
 
     Raises:
         CheckpointError: If something is missing.
@@ -113,47 +94,30 @@ def from_plain(data: Mapping[str, Any]) -> Gating:
     names = [entry.name for entry in fields(Gating)]
     if any(name not in data for name in names):
         raise CheckpointError(f'a gating must have {", ".join(names)}, and has {", ".join(data)}')
-    known = {name: data[name] for name in names}
-    return Gating(**dict(known, example=_from_plain(known['example'])))
-
-
-def _from_plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        if set(value) == {'shape', 'dtype'} and value['dtype'] in _DTYPES:
-            return TensorLike(tuple(int(n) for n in value['shape']), _DTYPES[value['dtype']])
-        return {key: _from_plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_from_plain(item) for item in value)
-    return value
+    return Gating(**{name: data[name] for name in names})
 
 
 _DTYPES = {
     str(kind).rpartition('.')[2]: kind
-    for kind in (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+    for kind in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64)
     + (torch.int64, torch.int32, torch.uint8, torch.bool)
 }
 
 
-def finder_of(gates: Gates) -> Callable[[nn.Module], Found]:
-    """What finds the sites of a network, or of the model it is part of, as they were found when it
-    got its gates.
+def example_of(gates: Gates) -> Union[Example, Callable[[nn.Module], Found]]:
+    """What a network can be called with, or what finds the sites of the model it is part of.
 
     Args:
         gates (Gates): The gates it has or had.
 
     Raises:
-        UsageError: If nobody knows how they were found.
+        UsageError: If nobody knows.
     """
-    example = gates.example
-    if example is None:
+    if gates.example is None:
         raise UsageError(
             'nobody knows what the network can be called with: its gates were put on sites by '
             'hand; use fgc_mm.gate(network, example)'
         )
-    if isinstance(example, InModel):
-        return partial(find_in_model, shape=example.shape)
-    return partial(_find, example)
-
-
-def _find(example: Any, network: nn.Module) -> Found:
-    return find_sites(network, filled(example), modes=(False,))
+    if isinstance(gates.example, InModel):
+        return partial(find_in_model, shape=gates.example.shape)
+    return filled(gates.example)

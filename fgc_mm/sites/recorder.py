@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,7 +13,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten
 
 from ..errors import UsageError
 from .unseen import Looks, attributes, custom_functions, tensors_in
@@ -46,23 +46,28 @@ class Node:
         module (str): Path of the innermost module it ran in.
         args (tuple): Its arguments, tensors replaced by :class:`Ref`.
         kwargs (dict): Its named arguments, likewise.
+        read (list[Ref]): All tensors it read.
         outputs (list[Ref]): What it returned or changed in place.
+        func (Callable, optional): The operation itself.
     """
 
     op: str
     module: str
     args: tuple
     kwargs: dict
+    read: list[Ref]
     outputs: list[Ref]
+    func: Optional[Callable] = None
 
     @cached_property
-    def _read(self) -> list[Ref]:
-        flat = tree_flatten((self.args, self.kwargs))[0]
-        return [item for item in flat if isinstance(item, Ref)]
+    def kind(self) -> str:
+        """Name of the operation without the mark of its in-place form."""
+        return self.op[:-1] if self.op.endswith('_') and not self.op.startswith('__') else self.op
 
-    def inputs(self) -> list[Ref]:
-        """All tensors it read."""
-        return self._read
+    @property
+    def given(self) -> Any:
+        """The first argument, by position or name."""
+        return self.args[0] if self.args else next(iter(self.kwargs.values()))
 
 
 @dataclass
@@ -88,7 +93,6 @@ class Record:
 
     nodes: list[Node] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
-    inputs: set[int] = field(default_factory=set)
     outputs: set[int] = field(default_factory=set)
     constants: set[int] = field(default_factory=set)
     """Tensors nobody computed: parameters, buffers and what was made from nothing."""
@@ -99,9 +103,13 @@ class Record:
         """Tensor -> the nodes that read it."""
         found: dict[int, list[int]] = {}
         for number, node in enumerate(self.nodes):
-            for ref in node.inputs():
+            for ref in node.read:
                 found.setdefault(ref.value, []).append(number)
         return found
+
+
+Given = tuple[tuple, dict, list[Ref]]
+"""Arguments and named arguments with :class:`Ref` for tensors, and all of these."""
 
 
 class Recorder(TorchDispatchMode):
@@ -112,27 +120,26 @@ class Recorder(TorchDispatchMode):
     and is not that tensor counts as changed by something unknown (``'overlap'``).
 
     Args:
+        module (nn.Module): The network.
         is_layer (Callable): Whether a module is one node.
     """
 
-    def __init__(self, module: nn.Module, is_layer: Any) -> None:
+    def __init__(self, module: nn.Module, is_layer: Callable[[nn.Module], bool]) -> None:
         super().__init__()
         self.record = Record()
         self._module = module
-        self._is_layer = is_layer
-        self._names = {}
-        for name, part in module.named_modules():
-            self._names[id(part)] = name
-        # The tensors are kept with their names: an id is unique only while its tensor lives.
+        self._paths = {id(part): name for name, part in module.named_modules()}
+        self._layers = {id(part) for part in module.modules() if is_layer(part)}
         named = [*module.named_parameters(), *module.named_buffers()]
-        self._own = {id(tensor): (name, tensor) for name, tensor in named}
+        self._own = {id(tensor): name for name, tensor in named}
         self._stack: list[str] = ['']
         self._open: list[int] = []
         self._quiet = 0
-        self._numbers: dict[int, int] = {}
-        self._kept: list[Tensor] = []  # an id is unique only while its tensor lives
-        self._same_memory: dict[int, set[int]] = {}
         self._next = 0
+        self._numbers: dict[int, int] = {}
+        # An id is unique only while its tensor lives.
+        self._kept: dict[int, Tensor] = {id(tensor): tensor for _, tensor in named}
+        self._same_memory: dict[int, set[int]] = {}
         self.depends: set[int] = set()
 
     # -- tensors -------------------------------------------------------------------------
@@ -140,46 +147,52 @@ class Recorder(TorchDispatchMode):
     def ref(self, tensor: Tensor, fresh: bool = False) -> Ref:
         """The number of a tensor, a new one if it has none or was changed."""
         key = id(tensor)
-        if key not in self._numbers:
-            self._kept.append(tensor)
-            memory = self._memory(tensor)
-            if memory is not None:
-                others = self._same_memory.setdefault(memory, set())
-                if others and not fresh and self._unseen(tensor, next(iter(others))):
-                    fresh = True
-                others.add(key)
-        if fresh or key not in self._numbers:
+        known = key in self._numbers
+        if not known:
+            self._kept[key] = tensor
+            others = self._same_memory.setdefault(_memory(tensor), set())
+            beside = next(iter(others), None)
+            others.add(key)
+            if beside is not None and not fresh and self._numbers[beside] in self.depends:
+                # Made of another one without an operation, as x.data is.
+                return self._overlap(key, [self._known(beside)])
+        if fresh or not known:
             self._numbers[key] = self._next
             self._next += 1
             if not fresh:
                 self.record.constants.add(self._numbers[key])
             if key in self._own:
-                self.record.names[self._numbers[key]] = self._own[key][0]
-        return Ref(self._numbers[key], tuple(tensor.shape))
+                self.record.names[self._numbers[key]] = self._own[key]
+        return self._known(key)
 
-    def _unseen(self, tensor: Tensor, other: int) -> bool:
-        """Note a tensor that was made of another without an operation, as ``x.data`` is; False if
-        that does not depend on the input."""
-        before = self._numbers[other]
-        if before not in self.depends:
-            return False
-        shape = next(tuple(t.shape) for t in self._kept if id(t) == other)
-        after = Ref(self._next, tuple(tensor.shape))
-        self.record.nodes.append(
-            Node('overlap', self._stack[-1], (Ref(before, shape),), {}, [after])
-        )
-        self.depends.add(after.value)
-        return True
+    def _known(self, key: int) -> Ref:
+        return Ref(self._numbers[key], tuple(self._kept[key].shape))
 
-    @staticmethod
-    def _memory(tensor: Tensor) -> Optional[int]:
-        try:
-            return tensor.untyped_storage()._cdata
-        except (NotImplementedError, RuntimeError):
-            return None
+    def _overlap(self, key: int, read: list[Ref]) -> Ref:
+        """A tensor got other values by something unknown."""
+        self._numbers[key] = self._next
+        self._next += 1
+        self._note('overlap', (tuple(read), {}, read), [self._known(key)])
+        return self._known(key)
 
-    def _refs(self, value: Any) -> Any:
-        return tree_map(lambda v: self.ref(v) if isinstance(v, Tensor) else v, value)
+    def _given(self, args: Any, kwargs: Any) -> Given:
+        read: list[Ref] = []
+
+        def put(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                read.append(self.ref(value))
+                return read[-1]
+            if isinstance(value, (list, tuple)):
+                return [put(item) for item in value]
+            if isinstance(value, dict):
+                return {name: put(item) for name, item in value.items()}
+            return value
+
+        return tuple(map(put, args)), put(kwargs), read
+
+    def knows(self, tensor: Tensor) -> bool:
+        """Whether a tensor occurred in the pass."""
+        return id(tensor) in self._numbers
 
     # -- operations ----------------------------------------------------------------------
 
@@ -189,84 +202,73 @@ class Recorder(TorchDispatchMode):
         if self._quiet:
             return out
         name = func._schema.name.removeprefix('aten::')
-        read = self._refs(args), self._refs(kwargs)
-        written = _written(func, args, kwargs)
-        depends = any(
-            ref.value in self.depends for ref in tree_flatten(read)[0] if isinstance(ref, Ref)
-        )
-        if name in ('_local_scalar_dense', 'equal', 'is_nonzero') and depends:
-            self.record.nodes.append(Node(VALUE, self._stack[-1], *read, []))
-            return out
-        self._add(name, read, out, written, depends)
+        given = self._given(args, kwargs)
+        if name in ('_local_scalar_dense', 'equal', 'is_nonzero') and self._depends(given[2]):
+            self._note(VALUE, given, [])
+        else:
+            self._add(name, given, out, _written(func, args, kwargs), func)
         return out
 
+    def _depends(self, read: list[Ref]) -> bool:
+        return any(ref.value in self.depends for ref in read)
+
     def _add(
-        self, name: str, read: tuple[Any, Any], out: Any, written: list[Tensor], depends: bool
+        self,
+        name: str,
+        given: Given,
+        out: Any,
+        written: Sequence[Tensor] = (),
+        func: Optional[Callable] = None,
     ) -> None:
         outputs = []
         for tensor in written:
-            others = self._same_memory.get(self._memory(tensor) or -1, set()) - {id(tensor)}
+            others = self._same_memory.get(_memory(tensor), set()) - {id(tensor)}
             outputs.append(self.ref(tensor, fresh=True))
             for key in others:
-                before = self._numbers[key]
-                self._numbers[key] = self._next
-                self._next += 1
-                shape = next(tuple(t.shape) for t in self._kept if id(t) == key)
-                after = Ref(self._numbers[key], shape)
-                self.record.nodes.append(
-                    Node('overlap', self._stack[-1], (Ref(before, shape), *read), {}, [after])
-                )
-                if depends:
-                    self.depends.add(after.value)
+                self._overlap(key, [self._known(key), *given[2]])
         done = {id(tensor) for tensor in written}
-        for tensor in tree_flatten(out)[0]:
-            if isinstance(tensor, Tensor) and id(tensor) not in done:
-                outputs.append(self.ref(tensor, fresh=True))
-        if depends:
-            self.depends.update(ref.value for ref in outputs)
-        else:
-            self.record.constants.update(ref.value for ref in outputs)
-        self.record.nodes.append(Node(name, self._stack[-1], *read, outputs))
+        outputs += [self.ref(t, fresh=True) for t in _tensors(out) if id(t) not in done]
+        self._note(name, given, outputs, func)
 
-    def knows(self, tensor: Tensor) -> bool:
-        """Whether a tensor occurred in the pass."""
-        return id(tensor) in self._numbers
+    def _note(
+        self, op: str, given: Given, outputs: list[Ref], func: Optional[Callable] = None
+    ) -> None:
+        known = self.depends if self._depends(given[2]) else self.record.constants
+        known.update(ref.value for ref in outputs)
+        self.record.nodes.append(Node(op, self._stack[-1], *given, outputs, func))
 
     def note_value(self, tensor: Any) -> None:
         """Python looks at the numbers of a tensor."""
         if self._quiet or not isinstance(tensor, Tensor):
             return
-        ref = self.ref(tensor)
-        if ref.value in self.depends:
-            self.record.nodes.append(Node(VALUE, self._stack[-1], (ref,), {}, []))
+        given = self._given((tensor,), {})
+        if self._depends(given[2]):
+            self._note(VALUE, given, [])
 
     # -- modules -------------------------------------------------------------------------
 
     def _enter(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        is_layer = id(module) in self._layers
         if self._quiet:
-            self._quiet += bool(self._is_layer(module))
+            self._quiet += is_layer
             return
-        name = self._names[id(module)]
+        name = self._paths[id(module)]
         self._stack.append(name)
         first = next(iter((*args, *kwargs.values())), None)
         given = self.ref(first) if isinstance(first, Tensor) else None
         self.record.calls.append(Call(name, len(self.record.nodes), -1, given))
         self._open.append(len(self.record.calls) - 1)
-        if self._is_layer(module):
+        if is_layer:
             self._quiet = 1
-            self._args = self._refs(args), self._refs(kwargs)
+            self._args = self._given(args, kwargs)
 
     def _leave(self, module: nn.Module, args: tuple, kwargs: dict, out: Any) -> None:
+        is_layer = id(module) in self._layers
         if self._quiet:
-            self._quiet -= bool(self._is_layer(module))
-            if self._quiet or not self._is_layer(module):
+            self._quiet -= is_layer
+            if self._quiet or not is_layer:
                 return
-            depends = any(
-                ref.value in self.depends
-                for ref in tree_flatten(self._args)[0]
-                if isinstance(ref, Ref)
-            )
-            self._add(LAYER, self._args, out, [], depends)
+            self._add(LAYER, self._args, out)
         self.record.calls[self._open.pop()].end = len(self.record.nodes)
         self._stack.pop()
 
@@ -279,9 +281,7 @@ class Recorder(TorchDispatchMode):
             out = forward(*args)
         finally:
             self._quiet = 0
-        read: tuple[Any, dict] = self._refs(args[1:]), {}
-        refs = (ref for ref in tree_flatten(read)[0] if isinstance(ref, Ref))
-        self._add(name, read, out, [], any(ref.value in self.depends for ref in refs))
+        self._add(name, self._given(args[1:], {}), out)
         return out
 
     @contextmanager
@@ -300,18 +300,30 @@ class Recorder(TorchDispatchMode):
                 yield
 
 
+def _memory(tensor: Tensor) -> int:
+    try:
+        return tensor.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):  # it has none
+        return -id(tensor)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [item for item in tree_flatten(value)[0] if isinstance(item, Tensor)]
+
+
 def _written(func: Any, args: tuple, kwargs: dict) -> list[Tensor]:
     """The tensors an operation changes in place."""
     found = []
     for position, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        value = kwargs.get(argument.name, args[position] if position < len(args) else None)
-        found += [t for t in tree_flatten(value)[0] if isinstance(t, Tensor)]
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = kwargs.get(argument.name, args[position] if position < len(args) else None)
+            found += _tensors(value)
     return found
 
 
-def record_pass(module: nn.Module, args: tuple, kwargs: dict, is_layer: Any) -> Record:
+def record_pass(
+    module: nn.Module, args: tuple, kwargs: dict, is_layer: Callable[[nn.Module], bool]
+) -> Record:
     """Run a module once, without gradients, and write it down.
 
     Args:
@@ -324,21 +336,19 @@ def record_pass(module: nn.Module, args: tuple, kwargs: dict, is_layer: Any) -> 
         ExampleError: If the module cannot be run with them.
     """
     recorder = Recorder(module, is_layer)
-    for tensor in tree_flatten((args, kwargs))[0]:
-        if isinstance(tensor, Tensor):
-            ref = recorder.ref(tensor)
-            recorder.record.inputs.add(ref.value)
-            recorder.record.constants.discard(ref.value)
-            recorder.depends.add(ref.value)
+    given = _tensors((args, kwargs))
+    for tensor in given:
+        ref = recorder.ref(tensor)
+        recorder.record.constants.discard(ref.value)
+        recorder.depends.add(ref.value)
     try:
         with torch.no_grad(), recorder.watching():
             out = module(*args, **kwargs)
     except Exception as error:
-        shapes = [tuple(t.shape) for t in tree_flatten((args, kwargs))[0] if isinstance(t, Tensor)]
         raise ExampleError(
             f'{type(module).__name__} cannot be run on the example of shape '
-            f'{", ".join(map(str, shapes))}: {type(error).__name__}: {error}; give an '
-            'example that fits it, such as example=torch.rand(1, 3, 224, 224)'
+            f'{", ".join(str(tuple(t.shape)) for t in given)}: {type(error).__name__}: {error}; '
+            'give an example that fits it, such as example=torch.rand(1, 3, 224, 224)'
         ) from error
     kept = [value for part in module.modules() for value in attributes(part)]
     recorder.record.outputs = {recorder.ref(tensor).value for tensor in tensors_in(out)} | {

@@ -6,9 +6,8 @@ from __future__ import annotations
 import numpy as np
 import torch.nn as nn
 
-from .labels import Labels, NotPrivate, base_name
 from .recorder import LAYER, Node, Record, Ref
-from .steps import FACTORS, NORMS, SUMS, step
+from .rules import FACTORS, NORMS, SUMS, Labels, NotPrivate, along, step
 
 Key = tuple[str, int]
 """A tensor's name and one of its dimensions."""
@@ -19,10 +18,6 @@ class ScaleFinder:
 
     What the pass makes of a parameter before it meets a channel is followed as channels are:
     a view, its exponential, one plus it.
-
-    Args:
-        module (nn.Module): The network.
-        record (Record): Its pass.
     """
 
     def __init__(self, module: nn.Module, record: Record) -> None:
@@ -39,17 +34,12 @@ class ScaleFinder:
         name = self.record.names.get(ref.value)
         if name is None:
             return self._labels.get(ref.value, {})
-        found = {}
-        for dim, size in enumerate(ref.shape):
-            if size > 1:
-                shape = [1] * len(ref.shape)
-                shape[dim] = size
-                found[name, dim] = np.arange(size).reshape(shape)
-        return found
+        sizes = enumerate(ref.shape)
+        return {(name, dim): along(dim, ref.shape) for dim, size in sizes if size > 1}
 
     def _derive(self, node: Node) -> None:
         """What a node makes of constants alone."""
-        read = node.inputs()
+        read = node.read
         if not read or not all(ref.value in self.record.constants for ref in read):
             return
         for key in {key for ref in read for key in self._of(ref)}:
@@ -63,24 +53,15 @@ class ScaleFinder:
                     self._labels.setdefault(ref.value, {})[key] = labels
 
     def add(self, node: Node, labels: dict[int, Labels], scales: dict[Key, np.ndarray]) -> None:
-        """Note the parameters that meet labeled channels in a node.
-
-        Args:
-            node (Node): An operation.
-            labels (dict): Tensor -> its labels, of those that hold labeled channels.
-            scales (dict): Key -> the channel each entry meets, -1 for none; entries are added.
-        """
-        name = base_name(node.op)
-        if name not in FACTORS | SUMS | NORMS:
+        """Note for the parameters that meet labeled channels in a node which one each entry meets,
+        -1 for none."""
+        if node.kind not in FACTORS | SUMS | NORMS:
             return
-        channels = [ref for ref in node.inputs() if ref.value in labels]
-        for ref in node.inputs():
-            if ref.value in labels:
-                continue
-            for key, own in self._of(ref).items():
-                for feature in channels:
-                    met = labels[feature.value]
-                    if name in NORMS:  # one entry for each channel of dimension 1
+        channels = [labels[ref.value] for ref in node.read if ref.value in labels]
+        for ref in node.read:
+            for key, own in ({} if ref.value in labels else self._of(ref)).items():
+                for met in channels:
+                    if node.kind in NORMS:  # one entry for each channel of dimension 1
                         own, met = own.reshape(-1), met.reshape(-1)
                     self._meet(key, own, met, scales)
 

@@ -3,12 +3,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Optional
 
 import numpy as np
 import torch
 from torch import Tensor
+
+Index = Optional[tuple[int, ...]]
+"""For each channel the number of the decision it follows, -1 where it follows none; None means
+decision i for channel i."""
+
+
+def numbers(index: Index, channels: int) -> np.ndarray:
+    """An index as an array, for a number of decisions."""
+    return np.arange(channels) if index is None else np.asarray(index)
+
+
+def follow(index: np.ndarray, decisions: np.ndarray, channels: int) -> Index:
+    """The index of channels whose decisions follow others.
+
+    Args:
+        index (np.ndarray): The decision of each channel, -1 for none.
+        decisions (np.ndarray): What each of these decisions follows, -1 for none.
+        channels (int): How many there are to follow.
+    """
+    found = np.where(index < 0, -1, decisions[np.maximum(index, 0)])
+    return None if np.array_equal(found, np.arange(channels)) else tuple(found.tolist())
+
+
+def is_in(name: str, part: str) -> bool:
+    """Whether a module belongs to a part of a model."""
+    return name == part or name.startswith(f'{part}.')
 
 
 @dataclass(frozen=True)
@@ -17,13 +44,12 @@ class End:
 
     Attributes:
         module (str): Path of the layer in the network.
-        index (tuple[int], optional): For each of its output channels (a producer, a layer in
-            between) or input channels (a consumer), the number of the decision it follows, -1
-            where it follows none. None means decision i for channel i.
+        index (tuple[int], optional): The decisions of its output channels (a producer, a layer in
+            between) or input channels (a consumer).
     """
 
     module: str
-    index: Optional[tuple[int, ...]] = None
+    index: Index = None
 
     def spread(self, decisions: Tensor) -> Tensor:
         """Decisions as one number for each channel of the layer.
@@ -60,7 +86,7 @@ class Scale:
 
     tensor: str
     dim: int
-    index: Optional[tuple[int, ...]] = None
+    index: Index = None
 
 
 @dataclass(frozen=True)
@@ -107,17 +133,24 @@ class Site:
 
     def seen_from(self, path: str) -> Site:
         """The same site, with names as seen from a model that has the network at a path."""
+        return self._renamed(lambda name: '.'.join(filter(None, (path, name))))
 
+    def seen_in(self, part: str) -> Site:
+        """The same site, all of it in one part of the network, with names as seen from there."""
+        reads = tuple(end for end in self.reads if is_in(end.module, part))
+        return replace(self, reads=reads)._renamed(lambda name: name[len(part) + 1 :])
+
+    def _renamed(self, rename: Callable[[str], str]) -> Site:
         def ends(several: tuple[End, ...]) -> tuple[End, ...]:
-            return tuple(End(f'{path}.{end.module}', end.index) for end in several)
+            return tuple(replace(end, module=rename(end.module)) for end in several)
 
         return replace(
             self,
-            source=f'{path}.{self.source}',
+            source=rename(self.source),
             producers=ends(self.producers),
             through=ends(self.through),
             consumers=ends(self.consumers),
-            scales=tuple(replace(s, tensor=f'{path}.{s.tensor}') for s in self.scales),
+            scales=tuple(replace(scale, tensor=rename(scale.tensor)) for scale in self.scales),
             reads=ends(self.reads),
         )
 

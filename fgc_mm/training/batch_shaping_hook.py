@@ -12,6 +12,7 @@ from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 from torch import Tensor
 
+from ..coupling import gather_rows
 from ..errors import UsageError
 from ..gates import Gate, records_of
 from ..runtime import unwrap
@@ -108,25 +109,19 @@ class BatchShapingHook(GateLossHook):
 
     def _shaped(self, probs: Tensor) -> Tensor:
         """The loss of gates that decide once for each picture, beside each other."""
-        ranks = _gather_rows(probs.detach()) if self.gather == 'ranks' else [probs.detach()]
-        current = torch.cat(ranks)
+        current, before = probs.detach(), 0
+        if self.gather == 'ranks':
+            counts = [int(count) for count in all_gather(torch.tensor([len(probs)]))]
+            current, before = gather_rows(current, counts), sum(counts[: get_rank()])
         if self._history and self._history[-1].size(1) != current.size(1):
             self._history.clear()  # resumed with other gates
         joint = torch.cat([*self._history, current])
-        before = sum(len(rows) for rows in ranks[: get_rank()]) if len(ranks) > 1 else 0
         self._current.append(current)
         start = len(joint) - len(current) + before
         return batch_shaping(probs, self.a, self.b, joint, start)
 
-    def after_train_iter(
-        self,
-        runner: Runner,
-        batch_idx: int,
-        data_batch: Any = None,
-        outputs: Optional[dict] = None,
-    ) -> None:
+    def after_step(self, runner: Runner) -> None:
         """Let the batch join the history."""
-        super().after_train_iter(runner, batch_idx, data_batch, outputs)
         self._history.extend(self._current)
         self._current.clear()
 
@@ -170,13 +165,3 @@ def _places(values: Tensor) -> Tensor:
     order = values.t().contiguous().argsort(dim=1, stable=True)
     numbers = torch.arange(1, len(values) + 1, device=values.device).expand_as(order)
     return torch.empty_like(order).scatter_(1, order, numbers).t()
-
-
-def _gather_rows(rows: Tensor) -> list[Tensor]:
-    """The rows of all ranks, whose numbers may differ in a last batch."""
-    if get_world_size() == 1:
-        return [rows]
-    counts = [int(count) for count in all_gather(torch.tensor([len(rows)]).to(rows.device))]
-    padded = torch.zeros(max(counts), rows.size(1)).to(rows)
-    padded[: len(rows)] = rows
-    return [part[:n] for part, n in zip(all_gather(padded), counts, strict=True)]

@@ -32,7 +32,8 @@ class GateLossHook(Hook):
     several such hooks work side by side. An entry of the model that is called
     ``loss`` becomes ``loss_task``: ``loss`` is the sum in the log of every task.
 
-    A subclass sets ``loss_name`` and implements :meth:`loss`. If it overrides
+    A subclass sets ``loss_name`` and implements :meth:`loss`. What it keeps of a batch it changes
+    in :meth:`after_step` and forgets in :meth:`discard`. If it overrides
     ``before_train``, ``after_train`` or :meth:`discard`, it calls these.
 
     The first of these hooks also logs the share of open channels: its mean as
@@ -72,6 +73,9 @@ class GateLossHook(Hook):
             Tensor: A scalar.
         """
 
+    def after_step(self, runner: Runner) -> None:
+        """The optimizer has taken the step of the last batch."""
+
     def before_train(self, runner: Runner) -> None:
         """Find the gates and put the forward hook on the task model."""
         # Not earlier: EMAHook copies the model in before_run.
@@ -106,11 +110,7 @@ class GateLossHook(Hook):
                     yield f'the features of {name}', record.feature
 
     def discard(self) -> None:
-        """Forget the batch whose loss was computed last, because its step is not taken.
-
-        A subclass that keeps anything of a batch changes it in ``after_train_iter`` and
-        forgets it here.
-        """
+        """Forget the batch whose loss was computed last, because its step is not taken."""
         self._openness = {}
 
     def after_train(self, runner: Runner) -> None:
@@ -125,21 +125,17 @@ class GateLossHook(Hook):
         data_batch: Any = None,
         outputs: Optional[dict] = None,
     ) -> None:
-        """Log the openness of this iteration."""
-        if not self._logs or not self._openness:
-            return
-        names, openness = list(self._openness), torch.stack(list(self._openness.values())).cpu()
-        channels = torch.tensor([self._gates[name].channels for name in names])
-        mean = float((openness * channels).sum() / channels.sum())
-        runner.message_hub.update_scalar('train/gate/openness', mean)
-        if self.every_n_train_iters(runner, self.log_interval):
-            layers = {
-                f'gate/openness/{name}': value
-                for name, value in zip(names, openness.tolist(), strict=True)
-            }
-            # Without the prefix 'train/' the console line stays short.
-            runner.message_hub.update_scalars(layers)
-            runner.visualizer.add_scalars(layers, step=runner.iter + 1)
+        """Log the openness of this iteration, then :meth:`after_step`."""
+        if self._logs and self._openness:
+            names = list(self._openness)
+            openness = torch.stack(list(self._openness.values())).cpu()
+            channels = torch.tensor([self._gates[name].channels for name in names])
+            mean = float((openness * channels).sum() / channels.sum())
+            runner.message_hub.update_scalar('train/gate/openness', mean)
+            if self.every_n_train_iters(runner, self.log_interval):
+                by_gate = zip(names, openness.tolist(), strict=True)
+                log_by_gate(runner, {f'gate/openness/{name}': value for name, value in by_gate})
+        self.after_step(runner)
 
     def _before_forward(self, *_: Any) -> None:
         forget_records(self._gates)
@@ -165,13 +161,15 @@ class GateLossHook(Hook):
         return {**losses, self.loss_name: value}
 
 
+def log_by_gate(runner: Runner, values: dict[str, float]) -> None:
+    """Log a number for each gate, without the prefix 'train/': the console line stays short."""
+    runner.message_hub.update_scalars(values)
+    runner.visualizer.add_scalars(values, step=runner.iter + 1)
+
+
 def not_compiled(run: Callable) -> Callable:
     """Keep a function out of a model that is compiled, as by ``compile=True``: the losses on gates
-    search banks, look at values and change state.
-
-    Args:
-        run (Callable): The function.
-    """
+    search banks, look at values and change state."""
     # Without it nothing has been compiled, and importing it takes a second.
     if 'torch._dynamo' not in sys.modules:
         return run

@@ -6,6 +6,7 @@ import pytest
 from gate_tables import LAYERS, make_table
 
 from fgc_mm.analysis.gate_table import GateTable, short_name
+from fgc_mm.errors import UsageError
 
 
 def test_a_table_comes_back_from_disk(tmp_path):
@@ -53,3 +54,11 @@ def test_short_names():
     assert [short_name(n, LAYERS) for n in LAYERS] == ['layer1.0', 'layer1.1', 'layer2.0']
     both = ['backbone.gates.layer1-0-conv1', 'backbone.gates.layer1-0-conv2']
     assert short_name(both[1], both) == 'layer1.0.conv2'
+
+
+def test_a_network_that_diverged_is_named():
+    table = make_table(12, 'classification')
+    table.check_finite('model.pth')
+    table.logits[table.layers[1]][3] = np.nan
+    with pytest.raises(UsageError, match=f'model.pth: gate {table.layers[1]} gives NaN or Inf'):
+        table.check_finite('model.pth')

@@ -32,7 +32,7 @@ def make(layers=3, size=4):
 
 def test_all_layers_are_looked_at_together():
     with Waits() as waits:
-        check_finite(make())
+        check_finite(make(), 'in this step')
     assert waits.count == 1
 
 
@@ -51,7 +51,7 @@ def test_the_steps_of_a_layer_do_not_look_again(monkeypatch):
     coupling = LayerCoupling(500, 6, k=5)
     part, indices = make(1).layers['layer0.gate'], make(1).indices
     with monkeypatch.context() as patched:
-        patched.setattr(coupling.search, 'search', lambda q, k, own: (own[:, None], None))
+        patched.setattr(coupling, 'find', lambda feature, logits, own: own[:, None])
         with Waits() as waits:
             coupling.loss(part.feature, part.logits, indices)
     # Whether an index is in range, on the CPU; whether an exponential has overflowed.

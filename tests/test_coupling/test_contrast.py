@@ -195,21 +195,6 @@ def test_nothing_of_the_bank_size_is_kept_for_backward():
     assert kept == [queries.numel()]
 
 
-@pytest.mark.parametrize(
-    'kwargs, word',
-    [
-        (dict(form='sum'), "form='sum'"),
-        (dict(tau=0.0), 'tau=0.0'),
-        (dict(queries=torch.rand(3, 5)), r'\(3, 5\)'),
-        (dict(positives=torch.zeros(2, 1).long()), r'\(2, 1\)'),
-    ],
-)
-def test_bad_arguments(kwargs, word):
-    good = dict(queries=torch.rand(3, 4), bank=torch.rand(9, 4), positives=torch.zeros(3, 2).long())
-    with pytest.raises(ValueError, match=word):
-        contrast_and_gradient(**{**good, **kwargs})
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='requires CUDA')
 @pytest.mark.parametrize('form', FORMS)
 @pytest.mark.parametrize('bank_device', ['cuda', 'cpu'])

@@ -170,6 +170,8 @@ def test_mistakes_and_numbers_that_are_none():
         coupling.loss(torch.arange(4, 8))
     with pytest.raises(ValueError, match='k=12 neighbors: among N=12'):
         Coupling(model, N, k=12)
+    with pytest.raises(ValueError, match="Coupling has no argument 'taus'; did you mean 'tau'"):
+        Coupling(model, N, taus=0.1)
     model.backbone.layer4[1] = torch.nn.Identity()
     model(images[4:8])
     with pytest.raises(ValueError, match='layer4-1-conv1 did not run in this pass'):

@@ -152,7 +152,7 @@ def test_mmap_without_a_path_and_a_second_use_of_a_file(tmp_path):
     bank.update(torch.tensor([3]), torch.rand(1, 8))
     path = str(tmp_path / 'v.bank')
     first = MemoryBank(30, 8, storage='mmap', path=path)
-    first.close()
+    del first
     assert MemoryBank(10, 4, storage='mmap', path=path).data.shape == (10, 4)
     assert (tmp_path / 'v.bank').stat().st_size == 10 * 4 * 4
 

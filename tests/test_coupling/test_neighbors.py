@@ -10,7 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mmengine.logging import MMLogger
 
-from fgc_mm.coupling import ExactSearch, LabelSource, MemoryBank, nearest_neighbors, neighbors
+from fgc_mm.coupling import (
+    LabelSource,
+    LayerCoupling,
+    MemoryBank,
+    nearest_neighbors,
+    neighbors,
+)
 from fgc_mm.coupling.memory_bank import unit_rows
 from fgc_mm.coupling.topk import _filtered_keys, _plain_keys, pack, topk_rows, unpack
 
@@ -139,7 +145,7 @@ def test_a_bad_guess_of_the_threshold_costs_no_exactness():
 def test_banks_of_all_kinds(backend, storage, dtype):
     bank = MemoryBank(5000, 8, dtype=dtype, storage=storage)
     queries, _, own = make(20, 5000, 8)
-    rows, similarity = ExactSearch(bank, backend).search(queries, 10, own)
+    rows, similarity = nearest_neighbors(queries, bank.data, 10, own, backend)
     expected = literal(queries, bank.data.float(), 10, own)
     assert (rows == expected).float().mean() > 0.99
     exact = (queries.double() @ bank.data.double().T).gather(1, expected)
@@ -178,7 +184,7 @@ def test_wrong_width_and_backend():
     with pytest.raises(ValueError, match="backend='annoy'"):
         nearest_neighbors(queries, bank, 2, own, 'annoy')
     with pytest.raises(ValueError, match="backend='annoy'"):
-        ExactSearch(MemoryBank(9, 4), 'annoy')
+        LayerCoupling(9, 4, k=2, backend='annoy')
 
 
 def test_many_queries_and_autocast():
@@ -258,7 +264,7 @@ def test_without_faiss(monkeypatch, notices):
         assert len(notices) == 1 and 'faiss is not installed' in notices[0]
         for call in (
             lambda: nearest_neighbors(queries, bank, 3, own, 'faiss'),
-            lambda: ExactSearch(MemoryBank(9, 4), 'faiss'),
+            lambda: LayerCoupling(9, 4, k=2, backend='faiss'),
         ):
             with pytest.raises(ImportError, match="backend='faiss' but faiss is not installed"):
                 call()
@@ -308,8 +314,6 @@ def test_label_source_with_small_and_unknown_classes():
 
 def test_label_source_refuses_what_is_no_label():
     source = LabelSource(10)
-    with pytest.raises(ValueError, match='the batch has none'):
-        source.observe(torch.arange(2), None)
     with pytest.raises(ValueError, match='float32'):
         source.observe(torch.arange(2), torch.rand(2))
     with pytest.raises(ValueError, match='one integer label per instance'):

@@ -76,7 +76,7 @@ def network(demo_checkpoint, demo_root, tmp_path):
 
 def test_a_network_under_every_policy(network):
     """Its own decisions, imposed, give its own figures: they are those of the right pictures."""
-    rows = bench.measure(*network(40), ['-2', '-1'], [0, 1])
+    rows = bench.measure(*network(40), [-2, -1], [0, 1])
     parts = ('coupled blocks', 'all blocks')
     assert [(row['part'], row['policy']) for row in rows] == [
         (part, policy) for part in parts for policy in bench.POLICIES
@@ -102,7 +102,7 @@ def test_gates_that_scale_are_refused(network):
         model = MODELS.build(cfg.model)
     torch.save(dict(state_dict=model.state_dict()), checkpoint)
     with pytest.raises(UsageError, match='scale what they leave open'):
-        bench.measure(config, checkpoint, ['-1'], [0])
+        bench.measure(config, checkpoint, [-1], [0])
 
 
 def test_unknown_layers(network):

@@ -48,7 +48,7 @@ def test_fields_are_set_by_type_and_the_rest_stays():
     ('fields', 'message'),
     [
         ({'FGCHok.k': 1}, r'FGCHok\.k: .* must have one FGCHok, it has 0 .*L0Hook, FGCHook'),
-        ({'FGCHook.kk': 1}, r"FGCHook has no field 'kk'; it has layers, k, eta"),
+        ({'FGCHook.kk': 1}, r"FGCHook has no field 'kk'; it has eta, k"),
     ],
 )
 def test_wrong_fields_are_named(fields, message):

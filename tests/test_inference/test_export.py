@@ -18,7 +18,7 @@ import fgc_mm
 from fgc_mm.gates import find_gates
 from fgc_mm.inference import GateUsage, Picture, export, slim
 from fgc_mm.inference.export_formats import can_torch_export
-from fgc_mm.inference.export_graph import MatrixPool
+from fgc_mm.inference.export_parts import matrix_pool
 
 RESNET = dict(type='mmdet.ResNet', depth=18, base_channels=8)
 ARCH = dict(depths=[1, 1, 1, 1], channels=[8, 16, 24, 32])
@@ -206,7 +206,7 @@ def test_metadata_and_size_of_the_computation():
 def test_adaptive_pooling_as_a_product(cells, size):
     pool = nn.AdaptiveAvgPool2d(cells)
     x = torch.randn(2, 3, *size)
-    torch.testing.assert_close(MatrixPool(pool)(x), pool(x))
+    torch.testing.assert_close(matrix_pool(cells, x), pool(x))
 
 
 class Branch(nn.Module):

@@ -68,7 +68,7 @@ def test_the_task_pulls_at_every_call(watched):
         for gate in share.gates.values()
     ]
     pull = TaskPull()
-    own = pull.watch(share, calls)
+    own = pull.watch(share, calls, [False] * len(calls))
     weights = [torch.rand_like(logits) for part in calls for logits in part]
     flat = [logits for part in calls for logits in part]
     task = sum((w * logits).sum() for w, logits in zip(weights, flat, strict=True))

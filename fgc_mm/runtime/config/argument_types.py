@@ -8,16 +8,12 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from ...errors import UsageError
 from ..messages import did_you_mean, shortened
 
 _MOST_NAMES = 25
-_WORDS: dict[Any, str] = {
-    int: 'a whole number',
-    float: 'a number',
-    str: 'a text',
-    bool: 'True or False',
-    type(None): 'None',
-}
+_WORDS: dict[Any, str] = {int: 'a whole number', float: 'a number', str: 'a text'}
+_WORDS.update({bool: 'True or False', type(None): 'None'})
 
 
 def argument_faults(what: Callable, arguments: Mapping[str, Any], key: str) -> list[str]:
@@ -25,7 +21,7 @@ def argument_faults(what: Callable, arguments: Mapping[str, Any], key: str) -> l
 
     Nothing is said where a class may take more than can be seen.
     """
-    known, closed = _parameters(what)
+    known, closed = arguments_of(what)
     faults = {}
     for name, value in arguments.items():
         if name in known:
@@ -38,6 +34,12 @@ def argument_faults(what: Callable, arguments: Mapping[str, Any], key: str) -> l
             more = getattr(what, 'advice', '')
             faults[name] = f': {what.__name__} has no argument {name!r}{near}{more}'
     return [f'{key}.{n}={shortened(repr(arguments[n]), 80)}{text}' for n, text in faults.items()]
+
+
+def check_arguments(what: Callable, arguments: Mapping[str, Any]) -> None:
+    """Raise a UsageError for the first fault of the arguments of a class."""
+    for fault in argument_faults(what, arguments, what.__name__):
+        raise UsageError(fault)
 
 
 def fits(value: Any, hint: Any) -> bool:
@@ -80,25 +82,37 @@ def describe(hint: Any) -> str:
     return getattr(kind, '__name__', str(kind))
 
 
-def _parameters(what: Any) -> tuple[dict[str, Callable], bool]:
-    """Name -> constructor of all arguments, those handed on to bases too, and if these are all."""
+def arguments_of(what: Any) -> tuple[dict[str, Callable], bool]:
+    """Name -> constructor of all arguments, those handed on to bases too, and if these are all.
+
+    A class that hands ``**options`` on to an object of another names it, with the options that it
+    gives itself, in ``options_of``.
+    """
     if hasattr(what, 'arguments'):  # a builder that says itself what it takes
         return what.arguments(), True
     found: dict[str, Callable] = {}
-    inits = [vars(base).get('__init__') for base in getattr(what, '__mro__', ())]
-    for init in inits or [what]:
+    bases = getattr(what, '__mro__', ())
+    inits = {vars(base)['__init__']: base for base in bases if '__init__' in vars(base)}
+    closed = False
+    options_of: dict[Any, Sequence[str]] = {}
+    for init, owner in inits.items() if bases else ((what, what),):
         if not inspect.isfunction(init):
             continue
         parameters = list(inspect.signature(init).parameters.values())[1:]
-        kinds = {parameter.kind for parameter in parameters}
         for parameter in parameters:
             if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
                 found.setdefault(parameter.name, init)
-        if inspect.Parameter.VAR_KEYWORD not in kinds:
-            return found, True
-        if not _is_ours(init):  # may take some out, or drop them
+        open_ = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+        options_of = vars(owner).get('options_of', {})
+        closed = bool(options_of) or not open_
+        if closed or not _is_ours(init):  # may take some out, or drop them
             break
-    return found, False
+    for other, given in options_of.items():
+        for name, init in arguments_of(other)[0].items():
+            default = inspect.signature(init).parameters[name].default
+            if default is not inspect.Parameter.empty and name not in given:
+                found.setdefault(name, init)
+    return found, closed
 
 
 def _is_ours(init: Callable) -> bool:

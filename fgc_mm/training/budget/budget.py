@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, ClassVar, Optional
 
 import torch
 import torch.nn as nn
@@ -14,9 +14,9 @@ from ...errors import UsageError
 from ...gates import forget_records, records_of
 from ...macs import BackboneShare, MACsTracer
 from ...runtime import Attachments, in_evaluation
+from ...runtime.config.argument_types import check_arguments
 from .controller import BudgetController
-from .options import check_options
-from .reading import BatchReader, join
+from .reading import BatchReader, Reading
 from .task_pull import TaskPull
 
 _PULL, _ITERATION = 'pull', 'iteration'
@@ -29,8 +29,8 @@ class Budget:
     """Trains the gates of a network to execute a given share of its MACs.
 
     The share is that of :func:`~fgc_mm.count_macs` in evaluation: hard decisions, at the size
-    of the images, the gates' own MACs included, what no gate switches counted fully. See
-    :class:`BudgetController` for how it gets there and :class:`TaskPull` for what closes first.
+    of the images, the gates' own MACs included, what no gate switches counted fully. docs/budget.md
+    says how it gets there; :class:`TaskPull` what closes first.
 
     Every ``check_interval`` steps the network runs on the batch once more in evaluation, and
     the difference to what was counted in training is corrected: gates and norms decide
@@ -42,26 +42,12 @@ class Budget:
     Args:
         network (nn.Module): A network with gates, in the loop's own hands.
         target (float, optional): Share of the MACs to execute, within (0, 1].
-            Defaults to None.
+            Defaults to None, for ``save=`` in its place.
         steps (int): How often :meth:`step` will be called in the whole training.
-        save (float, optional): In place of ``target``, the share to save,
-            within [0, 1). Defaults to None.
-        begin (float): Part of the training after which the share starts to
-            fall. Defaults to 0.0.
-        reach (float): Part of the training after which it is at the target.
-            Defaults to 0.6.
-        floor (float): Least share of open channels of each gate, over the
-            images, so that no layer dies. Defaults to 0.0.
-        cap (float, optional): Share no single image should exceed, at least the
-            target. Defaults to None.
-        max_weight (float): Bound of the loss's weight. Defaults to 4.0.
-        check_interval (int, optional): Steps between two passes in
-            evaluation. Defaults to None: 20, less if there are under 500.
-        pull (float): How much channels that the task pulls at are spared on the way
-            down, an exponent; 0 moves all alike. The more, the more channels end open or
-            closed for all images. Defaults to 0.5.
         backbone (str): Name of the part of the network that the share is about.
             Defaults to '', all of it.
+        **options: ``save``, ``begin``, ``reach``, ``floor``, ``cap``, ``max_weight``,
+            ``check_interval`` and ``pull`` of :class:`BudgetController`.
 
     Example:
         >>> budget = Budget(network, target=0.5, steps=epochs * len(loader))
@@ -71,29 +57,19 @@ class Budget:
         >>> budget.step()
     """
 
+    options_of: ClassVar[dict] = {BudgetController: ()}
+
     def __init__(
         self,
         network: nn.Module,
         target: Optional[float] = None,
         *,
         steps: int,
-        save: Optional[float] = None,
-        begin: float = 0.0,
-        reach: float = 0.6,
-        floor: float = 0.0,
-        cap: Optional[float] = None,
-        max_weight: float = 4.0,
-        check_interval: Optional[int] = None,
-        pull: float = 0.5,
         backbone: str = '',
+        **options: Any,
     ) -> None:
-        self.target = check_options(
-            target, save, begin, reach, floor, cap, max_weight, check_interval, pull
-        )
-        if steps < 1:
-            raise UsageError(f'steps={steps!r} must be the number of steps of the training')
-        self.floor = floor
-        self.cap = cap
+        check_arguments(type(self), options)
+        self.controller = BudgetController(target=target, steps=steps, **options)
         self.prices = BackboneShare(network, backbone)
         self.gates = self.prices.gates
         if not self.gates:
@@ -115,12 +91,10 @@ class Budget:
                 'all gates are frozen, so their cost cannot be controlled; train them '
                 '(gates_follow_freeze=False in the backbone)'
             )
-        self.controller = BudgetController(self.target, steps, begin, reach, floor, max_weight)
-        self.pull = TaskPull(pull)
+        self.pull = TaskPull(self.controller.pull)
         self.iteration = 0
         self.goal = 1.0
         self.over_cap = 0.0
-        self._interval = check_interval or min(20, max(1, steps // 25))
         self._tracer = MACsTracer(network, backbone)
         self._attached = Attachments()
         self._attached.before(self.prices.backbone, self._begin_pass, with_kwargs=True)
@@ -170,7 +144,7 @@ class Budget:
         """
         if self._report is None:
             return False
-        reading, self._report = join(self._report, len(self.gates)), None
+        reading, self._report = Reading.of_ranks(self._report, len(self.gates)), None
         controller, iteration = self.controller, self.iteration
         if self._inputs is not None:
             controller.correct(self._evaluate(*self._inputs) - reading.hard)
@@ -221,15 +195,15 @@ class Budget:
     def _begin_pass(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         forget_records(self.gates)
         if self._trains():
-            due = (self.iteration + 1) % self._interval == 0
-            self._inputs = (args, kwargs) if due else None
+            self._inputs = (args, kwargs) if self.controller.checks_at(self.iteration) else None
 
     def _loss(self, logits: list[Tensor]) -> Tensor:
         prices, controller = self.prices, self.controller
         state = controller.state
         # What the task holds least is the first to close, but not to open.
         speeds = self.pull.speeds() if controller.falls() else None
-        batch = BatchReader(prices, [a.detach() for a in logits], self._fixed, self.floor, speeds)
+        plain = [a.detach() for a in logits]
+        batch = BatchReader(prices, plain, self._fixed, controller.floor, speeds)
         if self._trains():
             if not self._checked:
                 self._check_target(batch.openness)
@@ -237,7 +211,7 @@ class Budget:
             goal = controller.goal(self.iteration)
             goal = float(batch.expected.mean()) if goal is None else goal
             shift = batch.solve(goal, controller.trust(self.iteration), state.correction)
-            self._report = batch.report(shift, self.cap, state.correction)
+            self._report = batch.report(shift, controller.cap, state.correction)
             self._speeds = speeds
 
         probs = [a.sigmoid().mean(dim=1) for a in logits]
@@ -245,14 +219,14 @@ class Budget:
         held = controller.at_floor() or [False] * len(logits)
         pressed = [p.detach() if stays else p for p, stays in zip(probs, held, strict=True)]
         loss = state.weight * prices.of(pressed)
-        if self.cap is not None:
+        if controller.cap is not None:
             # Hard decisions say who is above the cap. Probabilities lead down, and logits
             # where those are so sure that they have no slope.
             steeper = [
                 p if stays else p + _SLOPE * (a - a.detach()).mean(dim=1)
                 for p, a, stays in zip(pressed, logits, held, strict=True)
             ]
-            above = batch.hard + state.correction > self.cap
+            above = batch.hard + state.correction > controller.cap
             loss = loss + state.cap_weight * above * prices.of(steeper)
         return loss.mean()
 
@@ -262,16 +236,17 @@ class Budget:
         Args:
             opened (Tensor): Openness of each gate now, where frozen ones stay.
         """
+        target, floor = self.controller.wanted, self.controller.floor
         fixed = torch.tensor(self._fixed, device=opened.device)
-        least = self.prices.of(torch.where(fixed, opened, self.floor)[None])
+        least = self.prices.of(torch.where(fixed, opened, floor)[None])
         # Images of the ranks may differ in size: all of them refuse, or none.
         worst = least.max()
         all_reduce(worst, 'max')
-        if self.target < float(worst):
+        if target < float(worst):
             what = ', frozen gates as they are,' if any(self._fixed) else ''
-            what += f', each gate open at its floor of {self.floor:g},' if self.floor else ''
+            what += f', each gate open at its floor of {floor:g},' if floor else ''
             raise UsageError(
-                f'target={self.target:g} cannot be reached: stem, shortcuts and the gates '
+                f'target={target:g} cannot be reached: stem, shortcuts and the gates '
                 f"themselves{what} cost {worst:.3f} of the backbone's MACs at this image size; "
                 f'choose a target above {worst:.3f}'
             )

@@ -1,18 +1,21 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
-"""The controller behind BudgetHook: numbers in, numbers out."""
+"""The controller behind a budget: numbers in, numbers out."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Optional
+from typing import Any, ClassVar, Optional
 
 from torch import Tensor
 
+from ...errors import UsageError
 from .reading import FARTHEST, Reading
 
 _FASTEST = 0.2
 """Part of the distance to the goal that a step goes until the target is reached."""
+_DOUBT = 0.4
+"""Mean of 4 pi (1 - pi) above which decisions are made surer."""
 _SHARPEST = 0.03
 """Part by which a step may spread the logits."""
 _PER_LOGIT = 0.25
@@ -30,13 +33,10 @@ class BudgetState:
     Attributes:
         start (float, optional): Share at the start of the training.
         push (float): Part of the shift that meets a drift which the weight cannot.
-        weight (float): Weight of the expected share in the loss.
-        cap_weight (float): Weight of what images execute above the cap.
-        expected, hard (float): Smoothed shares.
-        doubt (float): Smoothed mean of 4 pi (1 - pi).
-        openness (list[float]): Smoothed openness of each gate.
-        offset (float): Smoothed share of a batch in evaluation less that in
-            training.
+        weight, cap_weight (float): Weights in the loss of the expected share, and of what images
+            execute above the cap.
+        expected, hard, doubt, openness: Those of the readings, smoothed.
+        offset (float): Smoothed share of a batch in evaluation less that in training.
         gap (float): Smoothed share in validation less that of the batches, bounded.
         seen, checks, validations (int): Numbers of readings, of batches in
             evaluation and of validations.
@@ -67,61 +67,103 @@ class BudgetState:
         return self.hard + self.correction
 
 
-@dataclass
+@dataclass(kw_only=True)
 class BudgetController:
-    """Holds the executed share of a network on a goal that moves to a target.
+    """Holds the executed share of a network on a goal that moves to a target, by a shift of the
+    logits and a weight in the loss. docs/budget.md says how they work together.
 
-    Two actuators work together.
-
-    The fast one shifts the logits of all gates by a small amount in each step, those
-    of channels that the task pulls at by less (:class:`TaskPull`).
-    How far they are from the goal is read off the batch by trying shifts on it,
-    so the loop depends on neither optimizer nor learning rate, and keeps
-    its force when the rate has decayed. From the target to the end the gain falls,
-    so that the noise of single batches averages out.
-
-    The slow one is the weight of the expected share in the loss, which chooses
-    *what* is closed. Every logit shifted down raises it, every logit shifted up
-    lowers it, between 0 and ``max_weight``. So it is the integral of the loop: in the
-    end the loss holds the balance and the shifts vanish. Two integrals would swing, so
-    only where the weight is at a bound, and the optimizer drifts on, one
-    of the shifts (``push``) takes its place. It is damped critically, waits while the
-    shift is at its own bound, and stays below what a reading can overrule (anti-windup).
-
-    On the way to the target the goal is met by the expected share and at the
-    target by the hard one, which evaluation counts: hard decisions of gates
-    that all started alike would fall off a cliff. For the same reason logits
-    are spread about the threshold while decisions are too unsure
-    (:meth:`sharpening`), which changes no hard one.
+    Its options are those of :class:`Budget` and :class:`BudgetHook`.
 
     Args:
-        target (float): Share to end at.
         steps (int): Iterations of the training.
-        begin (float): Part of the training after which the goal starts to move.
-            Defaults to 0.0.
-        reach (float): Part of the training after which it stands at the target.
+        target (float, optional): Share of the MACs to execute, within (0, 1].
+            Defaults to None.
+        save (float, optional): In place of ``target``, the share to save,
+            within [0, 1). Defaults to None.
+        begin (float): Part of the training after which the share starts to
+            fall. Defaults to 0.0.
+        reach (float): Part of the training after which it is at the target.
             Defaults to 0.6.
-        floor (float): Least openness of each gate. Defaults to 0.0.
+        floor (float): Least share of open channels of each gate, over the
+            images, so that no layer dies. Defaults to 0.0.
+        cap (float, optional): Share no single image should exceed, at least the
+            target. Defaults to None.
         max_weight (float): Bound of the loss's weight. Defaults to 4.0.
-        doubt (float): Mean of 4 pi (1 - pi) above which decisions are made
-            surer. Defaults to 0.4.
-        max_shift (float): Bound of a step of the logits. Defaults to 0.2.
+        check_interval (int, optional): Steps between two passes in
+            evaluation. Defaults to None: 20, less if there are under 500.
+        pull (float): How much channels that the task pulls at are spared on the way
+            down, an exponent; 0 moves all alike. The more, the more channels end open or
+            closed for all images. Defaults to 0.5.
+
+    Raises:
+        UsageError: Names the option that is out of range, its value and what would be right.
     """
 
-    target: float
     steps: int
+    target: Optional[float] = None
+    save: Optional[float] = None
     begin: float = 0.0
     reach: float = 0.6
     floor: float = 0.0
+    cap: Optional[float] = None
     max_weight: float = 4.0
-    doubt: float = 0.4
-    max_shift: float = 0.2
-    state: BudgetState = field(default_factory=BudgetState)
+    check_interval: Optional[int] = None
+    pull: float = 0.5
+    max_shift: ClassVar[float] = 0.2
+    """Bound of a step of the logits."""
 
     def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise UsageError(f'steps={self.steps!r} must be the number of steps of the training')
+        self.wanted = self._checked_share()
+        self.state = BudgetState()
         # In the end as slow as a time constant of a quarter of what is left allows.
         settling = max(1.0, (1 - self.reach) * self.steps)
         self.slowest = min(_FASTEST, max(_FASTEST / 20, 4 / settling))
+
+    def _checked_share(self) -> float:
+        """The share to execute, from either way to say it; refuses what is out of range."""
+        target, save = self.target, self.save
+        if (target is None) == (save is None):
+            raise UsageError(
+                f'target={target!r} and save={save!r}: give one of them, the share of the MACs to '
+                'execute or to save'
+            )
+        if target is not None and not 0 < target <= 1:
+            raise UsageError(
+                f'target={target!r} must be within (0, 1], the share of the MACs to execute; 0.5 '
+                'is half of them'
+            )
+        if save is not None and not 0 <= save < 1:
+            raise UsageError(
+                f'save={save!r} must be within [0, 1), the share of the MACs to save; 0.5 is half '
+                'of them'
+            )
+        share = float(target if target is not None else 1.0 - save)  # type: ignore[operator]
+        if not 0 <= self.begin < self.reach <= 1:
+            raise UsageError(
+                f'begin={self.begin!r} and reach={self.reach!r} must be parts of the training with '
+                '0 <= begin < reach <= 1'
+            )
+        if self.cap is not None and not share <= self.cap <= 1:
+            raise UsageError(
+                f'cap={self.cap!r} must be within [{share:g}, 1]: no image above the cap, and all '
+                'of them at the target on average'
+            )
+        for name, fits, right in (
+            ('floor', 0 <= self.floor < 1, 'within [0, 1)'),
+            ('max_weight', self.max_weight > 0, 'positive'),
+            ('pull', 0 <= self.pull <= 1, 'within [0, 1]'),
+            ('check_interval', self.check_interval is None or self.check_interval >= 1,
+             '1 or more'),
+        ):  # fmt: skip
+            if not fits:
+                raise UsageError(f'{name}={getattr(self, name)!r} must be {right}')
+        return share
+
+    def checks_at(self, step: int) -> bool:
+        """Whether the batch of a step is looked at in evaluation as well."""
+        return (step + 1) % (self.check_interval or min(20, max(1, self.steps // 25))) == 0
 
     def progress(self, step: int) -> float:
         """How much of the way to the target lies behind, 0 to 1."""
@@ -132,14 +174,15 @@ class BudgetController:
         start = self.state.start
         if start is None:
             return None
-        return start + self.progress(step) * (self.target - start)
+        return start + self.progress(step) * (self.wanted - start)
 
     def falls(self) -> bool:
         """Whether channels are to be closed, and not opened, on the way to the target."""
-        return self.state.start is not None and self.state.start > self.target
+        return self.state.start is not None and self.state.start > self.wanted
 
     def gain(self, step: int) -> float:
-        """Part of the distance to the goal that one step goes."""
+        """Part of the distance to the goal that one step goes. It falls from the target to the
+        end, so that the noise of single batches averages out."""
         done = _ramp(step / self.steps, self.reach, 1.0)
         return _FASTEST ** (1 - done) * self.slowest**done
 
@@ -194,10 +237,11 @@ class BudgetController:
 
     def sharpening(self) -> float:
         """What to multiply the logits with, 1 if decisions are sure enough."""
-        return 1 + _SHARPEST * min(1.0, max(0.0, 2 * (self.state.doubt - self.doubt)))
+        return 1 + _SHARPEST * min(1.0, max(0.0, 2 * (self.state.doubt - _DOUBT)))
 
     def trust(self, step: int) -> float:
-        """Weight of the hard share against the expected one."""
+        """Weight of the hard share against the expected one: hard decisions of gates that all
+        started alike would fall off a cliff."""
         return self.progress(step) ** 2
 
     def at_floor(self) -> list[bool]:

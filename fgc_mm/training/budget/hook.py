@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Optional
+from typing import Any, ClassVar, Optional
 
 from mmengine.registry import HOOKS
 from mmengine.runner import Runner
@@ -13,10 +13,11 @@ from torch import Tensor
 from ...errors import UsageError, in_context
 from ...gates import Gate
 from ...runtime import unwrap
+from ...runtime.config.argument_types import check_arguments
 from ..gate_loss_hook import GateLossHook
 from ..l0_hook import L0Hook
 from .budget import Budget
-from .options import check_options
+from .controller import BudgetController
 
 _KEY = 'budget'
 _MISSED = 0.02
@@ -35,41 +36,35 @@ class BudgetHook(GateLossHook):
     ``budget/expected``, ``budget/weight`` and, with a cap, ``budget/over_cap``.
 
     Args:
-        target, save, begin, reach, floor, cap, max_weight, check_interval, pull: See
-            :class:`Budget`.
+        target (float, optional): Share of the MACs to execute, within (0, 1].
+            Defaults to None, for ``save=`` in its place.
         backbone (str): Name of the model's part that the share is about, '' for all of it.
             Defaults to 'backbone'.
         log_interval (int): Iterations between two logs of every gate's
             openness. Defaults to 50.
+        **options: ``save``, ``begin``, ``reach``, ... of :class:`BudgetController`.
 
     Example:
         >>> custom_hooks = [dict(type='BudgetHook', target=0.5)]
     """
 
     loss_name = 'loss_budget'
+    options_of: ClassVar[dict] = {BudgetController: ()}
 
     def __init__(
         self,
         target: Optional[float] = None,
-        save: Optional[float] = None,
-        begin: float = 0.0,
-        reach: float = 0.6,
-        floor: float = 0.0,
-        cap: Optional[float] = None,
-        max_weight: float = 4.0,
-        check_interval: Optional[int] = None,
-        pull: float = 0.5,
         backbone: str = 'backbone',
         log_interval: int = 50,
+        **options: Any,
     ) -> None:
         super().__init__(log_interval)
-        self.options = dict(
-            target=target, save=save, begin=begin, reach=reach, floor=floor, cap=cap,
-            max_weight=max_weight, check_interval=check_interval, pull=pull,
-        )  # fmt: skip
+        self.options = dict(options, target=target)
+        check_arguments(type(self), self.options)
+        # A mistake in these shows now, and not after the data is loaded.
         with in_context('BudgetHook'):
-            self.target = check_options(**self.options)  # type: ignore[arg-type]
-        self.reach = reach
+            plan = BudgetController(steps=1, **self.options)
+        self.target, self.reach = plan.wanted, plan.reach
         self.backbone = backbone
         self.budget: Optional[Budget] = None
         self._validated: Optional[tuple[int, float]] = None
@@ -88,19 +83,15 @@ class BudgetHook(GateLossHook):
         super().before_train(runner)
         with in_context('BudgetHook'):
             self.budget = Budget(
-                unwrap(runner.model),
-                steps=runner.max_iters,
-                backbone=self.backbone,
-                **self.options,  # type: ignore[arg-type]
+                unwrap(runner.model), steps=runner.max_iters, backbone=self.backbone, **self.options
             )
         loaded, self._loaded = self._loaded, None
         if runner.iter and loaded is not None:
             self.budget.load_state_dict(loaded)
         elif runner.iter:
-            runner.logger.log(
-                logging.WARNING,
+            runner.logger.warning(
                 'BudgetHook: the checkpoint to be resumed was saved without BudgetHook; the '
-                'controller starts anew',
+                'controller starts anew'
             )
 
     def reached_at(self, runner: Runner) -> float:
@@ -116,15 +107,8 @@ class BudgetHook(GateLossHook):
         with in_context('BudgetHook'):
             return self.budget.loss()
 
-    def after_train_iter(
-        self,
-        runner: Runner,
-        batch_idx: int,
-        data_batch: Any = None,
-        outputs: Optional[dict] = None,
-    ) -> None:
+    def after_step(self, runner: Runner) -> None:
         """Move the gates, and log."""
-        super().after_train_iter(runner, batch_idx, data_batch, outputs)
         budget = self.budget
         assert budget is not None
         if not budget.step():
@@ -133,7 +117,7 @@ class BudgetHook(GateLossHook):
         figures = dict(
             goal=budget.goal, share=state.share, expected=state.expected, weight=state.weight
         )
-        if budget.cap is not None:
+        if budget.controller.cap is not None:
             figures['over_cap'] = budget.over_cap
         for name, value in figures.items():
             runner.message_hub.update_scalar(f'train/budget/{name}', value)

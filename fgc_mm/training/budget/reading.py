@@ -50,6 +50,18 @@ class Reading:
     lowest: Tensor
     highest: Tensor
 
+    @classmethod
+    def of_ranks(cls, report: Tensor, gates: int) -> Reading:
+        """The reports of all ranks (:meth:`BatchReader.report`) as one reading, the same on
+        each."""
+        sums, extremes = report.double().tensor_split([6 + 2 * gates])
+        all_reduce(sums)
+        all_reduce(extremes, 'max')
+        expected, hard, shift, doubt, over_cap, *rest = (sums[1:] / sums[0]).tolist()
+        lowest, highest = extremes.float().chunk(2)
+        each = rest[:gates], rest[gates:]
+        return cls(expected, hard, shift, doubt, over_cap, *each, -lowest, highest)
+
     def harmless(self, moves: Sequence[Any], sizes: Sequence[int]) -> list[Tensor]:
         """The same moves, but channels that lie far on that side already, whatever the
         image, stay: they would be lost for good, and nothing is gained.
@@ -92,25 +104,16 @@ class BatchReader:
     ) -> None:
         self.share = share
         cuts = [logit_of(getattr(gate, 'threshold', 0.5)) for gate in share.gates.values()]
-        room = torch.full((len(logits),), 2 * FARTHEST).to(logits[0])
+        self.room = torch.full((len(logits),), 2 * FARTHEST).to(logits[0])
         if floor:
             tops = [a.float().flatten().quantile(1 - floor) for a in logits]
-            room = torch.stack(tops) - room.new_tensor(cuts)
-        self.room = room
+            self.room = torch.stack(tops) - self.room.new_tensor(cuts)
         # Gates with as many decisions are read together.
         members: dict[int, list[int]] = {}
         for number, rows in enumerate(logits):
             members.setdefault(len(rows), []).append(number)
         self._groups = [
-            _Group.of(
-                [logits[n] for n in numbers],
-                numbers,
-                [cuts[n] for n in numbers],
-                [fixed[n] for n in numbers],
-                room[numbers],
-                None if speeds is None else [speeds[n] for n in numbers],
-            )
-            for numbers in members.values()
+            _Group(numbers, logits, cuts, fixed, self.room, speeds) for numbers in members.values()
         ]
         hard = self._by_gate([group.hard(group.logits) for group in self._groups])
         self.openness = torch.stack([rows.mean() for rows in hard])
@@ -174,55 +177,34 @@ class BatchReader:
         return torch.cat([row, *(lowest[n] for n in order), *(highest[n] for n in order)])
 
 
-@dataclass
 class _Group:
-    """Gates with the same number of decisions, their channels beside each other.
+    """Gates with the same number of decisions, their channels beside each other: of each the logit
+    of its threshold, whether and how far a shift by 1 moves it, and how far down at most."""
 
-    Attributes:
-        numbers (list[int]): Which gates.
-        channels (list[int]): Channels of each.
-        logits (Tensor): Decisions x channels.
-        mean (Tensor): Channels x gates, from channels to the openness of the gates.
-        cuts, moves, speeds, least (Tensor): For each channel the logit of the threshold, 0 if a
-            shift does not move it, how far one by 1 does, and how far down it may at most.
-    """
-
-    numbers: list[int]
-    channels: list[int]
-    logits: Tensor
-    mean: Tensor
-    cuts: Tensor
-    moves: Tensor
-    speeds: Tensor
-    least: Tensor
-
-    @classmethod
-    def of(
-        cls,
-        logits: list[Tensor],
+    def __init__(
+        self,
         numbers: list[int],
+        logits: list[Tensor],
         cuts: list[float],
         fixed: list[bool],
         room: Tensor,
         speeds: Optional[list[Tensor]],
-    ) -> _Group:
-        """Put gates together; one entry of each list for each of them."""
-        together = torch.cat(logits, dim=1)
-        channels = torch.tensor([a.size(1) for a in logits])
-        owner = torch.arange(len(logits)).repeat_interleave(channels)
-        mean = torch.zeros(len(owner), len(logits))
+    ) -> None:
+        self.numbers = numbers
+        self.logits = torch.cat([logits[n] for n in numbers], dim=1)
+        channels = torch.tensor([logits[n].size(1) for n in numbers])
+        self.channels = channels.tolist()
+        owner = torch.arange(len(numbers)).repeat_interleave(channels)
+        mean = torch.zeros(len(owner), len(numbers))
         mean[torch.arange(len(owner)), owner] = 1 / channels[owner]
-        moves = 1 - torch.tensor(fixed).to(together)[owner]
-        return cls(
-            numbers,
-            channels.tolist(),
-            together,
-            mean.to(together),
-            together.new_tensor(cuts)[owner],
-            moves,
-            torch.ones_like(moves) if speeds is None else torch.cat(speeds),
-            -room[owner],
-        )
+        # From channels to the openness of the gates.
+        self.mean = mean.to(self.logits)
+        self.cuts = self.logits.new_tensor([cuts[n] for n in numbers])[owner]
+        self.moves = 1 - torch.tensor([fixed[n] for n in numbers]).to(self.logits)[owner]
+        self.speeds = torch.ones_like(self.moves)
+        if speeds is not None:
+            self.speeds = torch.cat([speeds[n] for n in numbers])
+        self.least = -room[numbers][owner]
 
     def hard(self, logits: Tensor) -> Tensor:
         """Decisions x gates: the open part of the channels."""
@@ -231,20 +213,3 @@ class _Group:
     def moved(self, shift: Tensor) -> Tensor:
         """The logits after a shift."""
         return self.logits + torch.maximum(shift * self.speeds, self.least) * self.moves
-
-
-def join(report: Tensor, gates: int) -> Reading:
-    """The reports of all ranks as one reading, the same on each.
-
-    Args:
-        report (Tensor): Of this rank.
-        gates (int): How many gates it is about.
-    """
-    sums, extremes = report.double().tensor_split([6 + 2 * gates])
-    all_reduce(sums)
-    all_reduce(extremes, 'max')
-    expected, hard, shift, doubt, over_cap, *rest = (sums[1:] / sums[0]).tolist()
-    lowest, highest = extremes.float().chunk(2)
-    return Reading(
-        expected, hard, shift, doubt, over_cap, rest[:gates], rest[gates:], -lowest, highest
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 import torch
 from mmengine.dist import all_reduce
@@ -37,38 +37,37 @@ class TaskPull:
         self._sizes: list[int] = []
         self._images = 0
         self._gains: Optional[Tensor] = None
-        # Of each gate and call.
+        # Of each gate and call, in all and by the loss that :meth:`watch` is asked for.
         self._grads: dict[tuple[int, int], Tensor] = {}
         self._own: dict[tuple[int, int], Tensor] = {}
 
     def watch(
         self,
         share: BackboneShare,
-        logits: Sequence[Union[Tensor, Sequence[Tensor]]],
-        fixed: Optional[list[bool]] = None,
+        logits: Sequence[Sequence[Tensor]],
+        fixed: Sequence[bool],
     ) -> list[Tensor]:
         """Wait for the gradients of a batch.
 
         Args:
             share (BackboneShare): Of the pass the logits are from.
-            logits (list): Decisions x C of each gate, as the task has them, or several of them of
-                a gate that is called several times.
-            fixed (list[bool], optional): Gates that a shift does not move.
-                Defaults to None, none.
+            logits (Sequence): For each gate and each of its calls decisions x C, as the task has
+                them.
+            fixed (Sequence[bool]): Gates that a shift does not move.
 
         Returns:
             list[Tensor]: The same, the calls of a gate below each other, for a loss whose
             gradients are not the task's.
         """
         self.discard()
-        given = [[a] if isinstance(a, Tensor) else list(a) for a in logits]
-        own = [[a.view_as(a) for a in calls] for calls in given]
-        for number, calls in enumerate(zip(given, own, strict=True)):
-            for call, (theirs, ours) in enumerate(zip(*calls, strict=True)):
-                if theirs.requires_grad and not (fixed and fixed[number]):
+        joined = []
+        for number, calls in enumerate(logits):
+            own = [a.view_as(a) for a in calls]
+            for call, (theirs, ours) in enumerate(zip(calls, own, strict=True)):
+                if theirs.requires_grad and not fixed[number]:
                     theirs.register_hook(partial(self._grads.__setitem__, (number, call)))
                     ours.register_hook(partial(self._own.__setitem__, (number, call)))
-        joined = [calls[0] if len(calls) == 1 else torch.cat(calls) for calls in own]
+            joined.append(own[0] if len(own) == 1 else torch.cat(own))
         self._sizes, self._images = [a.size(1) for a in joined], len(joined[0])
         self._gains = torch.cat(_gains(share, [a.detach().float() for a in joined]))
         return joined

@@ -3,24 +3,21 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, ClassVar, Optional
 
 import torch
 from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 from torch import Tensor
 
-from ...coupling import Coupling, LayerCoupling
-from ...coupling.approximate import ApproximateSearch
-from ...coupling.batch import check_finite
+from ...coupling import ApproximateSearch, Coupling, LayerCoupling
 from ...datasets import install_instance_index, refuse_mixing
 from ...errors import UsageError, in_context
 from ...gates import Gate
-from ...gates.utils import Layers
 from ...runtime import FiniteHook, SafeCheckpointHook, unwrap
-from ...runtime.config.argument_types import argument_faults
+from ...runtime.config.argument_types import argument_faults, arguments_of, check_arguments
 from ..budget.hook import BudgetHook
-from ..gate_loss_hook import GateLossHook
+from ..gate_loss_hook import GateLossHook, log_by_gate
 from ..schedules import BUDGET, ScheduleCfg, build_schedule, epochs_seen
 from .checkpoint import FGCCheckpoint
 from .samples import read_samples
@@ -54,53 +51,23 @@ class FGCHook(GateLossHook):
     visualizer's backends.
 
     Args:
-        layers (str | int | Sequence): The coupled blocks: ``'last_stage'``,
-            ``'all'``, names of stages or blocks, or indices (-1 the last gated
-            block). Defaults to 'last_stage'.
-        k (int): Neighbors. Defaults to 200.
         eta (float | dict): Weight of the loss, a number or a schedule in
             epochs, such as ``dict(start='budget', value=0.03)``: from when the
             target of :class:`BudgetHook` is reached. It belongs to a ``form``
             (the paper's 0.003 to ``'log_sum'``); the default to ``'mean_log'``,
             see docs/coupling.md. Defaults to 0.03.
-        tau (float): Temperature. Defaults to 0.07.
-        momentum (float): Momentum of the banks. Defaults to 0.5.
-        form (str): Contrast, ``'log_sum'`` (the authors' code), ``'sum_log'``
-            (Eq. 8 of the paper) or ``'mean_log'`` (the same / k).
-            Defaults to 'mean_log'.
-        space (str): What is contrasted, ``'logits'`` or ``'probs'`` of the
-            gates. Defaults to 'logits'.
-        source (str): Where neighbors come from, ``'feature'``, ``'gate'`` or
-            ``'label'`` (random instances of the same class).
-            Defaults to 'feature'.
-        shared (bool): Whether all gates use the neighbors of the last one.
-            Defaults to False.
-        warmup_epochs (float): How long an instance is its own only positive.
-            Defaults to 0.
-        include_self (bool, optional): Whether an instance is one of its own
-            positives. Defaults to None: for ``'log_sum'`` only.
-        normalize_feature (bool): Whether features are normalized before they
-            enter their bank. Defaults to True.
-        backend (str): Search back end, ``'auto'``, ``'torch'`` or ``'faiss'``.
-            Defaults to 'auto'.
-        approximate (dict, optional): Arguments of
-            :class:`~fgc_mm.coupling.ApproximateSearch`; None searches exactly.
-            Defaults to None.
-        bank_dtype (str): ``'float32'`` or ``'float16'``. Defaults to 'float32'.
-        bank_storage (str): ``'device'`` keeps the banks with the model,
-            ``'host'`` in main memory, ``'mmap'`` in files.
-            Defaults to 'device'.
-        mmap_dir (str, optional): Folder of these files; None takes the system's
-            temporary one. Defaults to None.
+        k (int): Neighbors. Defaults to 200.
         save_banks (bool): Whether banks are saved. Defaults to True.
         fresh_banks (bool): Whether a resumed run starts with fresh banks instead
             of insisting on the saved ones. Defaults to False.
         num_instances (int, optional): N, if the data samples bring an
             ``instance_idx`` of their own, from 0 to N - 1, in their metainfo.
             Defaults to None: instances are numbered by the hook.
-        seed (int): Seed of the banks. Defaults to 0.
         log_interval (int): Iterations between two logs of overlap and of what
             is logged per gate. Defaults to 50.
+        **options: ``layers``, ``shared``, ``warmup_epochs``, ``mmap_dir`` and ``seed`` of
+            :class:`~fgc_mm.coupling.Coupling`, and all of
+            :class:`~fgc_mm.coupling.LayerCoupling`.
 
     Example:
         >>> custom_hooks = [dict(type='FGCHook', layers=[-2, -1], k=200, eta=0.03)]
@@ -108,53 +75,35 @@ class FGCHook(GateLossHook):
 
     loss_name = 'loss_fgc'
 
+    options_of: ClassVar[dict] = {Coupling: ('labels',)}
+
     def __init__(
         self,
-        layers: Layers = 'last_stage',
-        k: int = 200,
         eta: ScheduleCfg = 0.03,
-        tau: float = 0.07,
-        momentum: float = 0.5,
-        form: str = 'mean_log',
-        space: str = 'logits',
-        source: str = 'feature',
-        shared: bool = False,
-        warmup_epochs: float = 0,
-        include_self: Optional[bool] = None,
-        normalize_feature: bool = True,
-        backend: str = 'auto',
-        approximate: Optional[dict] = None,
-        bank_dtype: str = 'float32',
-        bank_storage: str = 'device',
-        mmap_dir: Optional[str] = None,
+        k: int = 200,
         save_banks: bool = True,
         fresh_banks: bool = False,
         num_instances: Optional[int] = None,
-        seed: int = 0,
         log_interval: int = 50,
+        **options: Any,
     ) -> None:
         super().__init__(log_interval)
         if isinstance(k, bool) or not isinstance(k, int) or k < 1:
             raise UsageError(f'FGCHook: k={k!r} must be a whole number of neighbors, at least 1')
-        if not warmup_epochs >= 0:
-            raise UsageError(f'FGCHook: warmup_epochs={warmup_epochs!r} must be 0 or more')
-        for fault in argument_faults(ApproximateSearch, approximate or {}, 'FGCHook: approximate'):
+        check_arguments(type(self), options)
+        warmup, approximate = options.get('warmup_epochs', 0), options.get('approximate') or {}
+        if not warmup >= 0:
+            raise UsageError(f'FGCHook: warmup_epochs={warmup!r} must be 0 or more')
+        for fault in argument_faults(ApproximateSearch, approximate, 'FGCHook: approximate'):
             raise UsageError(fault)
         self.eta = build_schedule(eta, 'FGCHook: eta')
         self._eta = self.eta
         self.given_num_instances = num_instances
-        each: dict[str, Any] = dict(
-            k=k, form=form, tau=tau, source=source, space=space, include_self=include_self,
-            momentum=momentum, normalize_feature=normalize_feature, backend=backend,
-            dtype=bank_dtype, storage=bank_storage,
-        )  # fmt: skip
+        self.options = dict(options, k=k)
         # A mistake in these shows now, and not after the data is loaded.
+        known = {*arguments_of(LayerCoupling)[0]} - {'approximate', 'mmap_dir', 'seed'}
         with in_context('FGCHook'):
-            LayerCoupling(num_instances=k + 1, dim=1, **each)
-        self.options: dict[str, Any] = dict(
-            each, layers=layers, shared=shared, warmup_epochs=warmup_epochs, mmap_dir=mmap_dir,
-            approximate=approximate, seed=seed,
-        )  # fmt: skip
+            LayerCoupling(k + 1, 1, **{n: v for n, v in self.options.items() if n in known})
         self.coupling: Optional[Coupling] = None
         # While pictures are mixed nobody knows what an item shows.
         self.waits = False
@@ -195,27 +144,21 @@ class FGCHook(GateLossHook):
         if self.waits:
             return torch.zeros((), device=next(runner.model.parameters()).device)
         coupling.eta = self._eta.at(coupling.epochs + self.uncoupled)
+        # Once a step: nothing below looks again.
+        looked = any(isinstance(hook, FiniteHook) and hook.has_looked for hook in runner.hooks)
         with in_context('FGCHook'):
-            batch = coupling.collect(lambda: read_samples(data_samples, coupling.needs_labels))
-            # Once a step: nothing below looks again.
-            if not any(isinstance(hook, FiniteHook) and hook.has_looked for hook in runner.hooks):
-                check_finite(batch, f'at iteration {runner.iter + 1}')
-            return coupling.contrast(batch)
+            return coupling.loss_of(
+                lambda: read_samples(data_samples, coupling.needs_labels),
+                None if looked else f'at iteration {runner.iter + 1}',
+            )
 
     def discard(self) -> None:
         super().discard()
         if self.coupling is not None:
             self.coupling.discard()
 
-    def after_train_iter(
-        self,
-        runner: Runner,
-        batch_idx: int,
-        data_batch: Any = None,
-        outputs: Optional[dict] = None,
-    ) -> None:
+    def after_step(self, runner: Runner) -> None:
         """Update the banks, now that the step is taken; log turnover and overlap."""
-        super().after_train_iter(runner, batch_idx, data_batch, outputs)
         assert self.coupling is not None
         self.coupling.step()
         if self.waits:
@@ -229,9 +172,7 @@ class FGCHook(GateLossHook):
             if values:
                 mean = sum(values.values()) / len(values)
                 runner.message_hub.update_scalar(f'train/fgc/{kind}', mean)
-        # Without the prefix 'train/' the console line stays short.
-        runner.message_hub.update_scalars(by_gate)
-        runner.visualizer.add_scalars(by_gate, step=runner.iter + 1)
+        log_by_gate(runner, by_gate)
 
     def after_train(self, runner: Runner) -> None:
         super().after_train(runner)
@@ -250,12 +191,6 @@ class FGCHook(GateLossHook):
     def before_val(self, runner: Runner) -> None:
         self.checkpoint.notice_ignored(runner, 'validation')
 
-    def _after_forward(self, runner: Runner, args: tuple, kwargs: dict, losses: Any) -> Any:
-        # Whoever asks for losses in between must not touch the banks.
-        if not unwrap(runner.model).training or not torch.is_grad_enabled():
-            return None
-        return super()._after_forward(runner, args, kwargs, losses)
-
     def _count_instances(self, runner: Runner) -> tuple[int, Optional[Tensor]]:
         """N, and the labels of all instances, if they are of use and known."""
         if self.given_num_instances is not None:
@@ -269,7 +204,7 @@ class FGCHook(GateLossHook):
                 f'FGCHook: the datasets list {index.num_items} items of {index.num_instances} '
                 'different pictures'
             )
-        if self.options['source'] != 'label' or index.labels is None:
+        if self.options.get('source') != 'label' or index.labels is None:
             return index.num_instances, None
         return index.num_instances, torch.from_numpy(index.labels)
 

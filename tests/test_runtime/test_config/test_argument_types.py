@@ -12,9 +12,16 @@ from mmengine.registry import MODELS
 
 from fgc_mm.nets import ResNetCifar
 from fgc_mm.runtime.config.argument_types import argument_faults, describe, fits
-from fgc_mm.training import BudgetHook
+from fgc_mm.training import BudgetHook, FGCHook
 
 GATED = {name: MODELS.get(f'mmdet.{name}') for name in ('GatedResNet', 'GatedResNetV1d')}
+
+
+class Mine(BudgetHook):
+    """A user's, with an argument of its own."""
+
+    def __init__(self, mine=0, **kwargs):
+        super().__init__(**kwargs)
 
 
 @pytest.mark.parametrize(
@@ -39,6 +46,23 @@ GATED = {name: MODELS.get(f'mmdet.{name}') for name in ('GatedResNet', 'GatedRes
             dict(target='half', reach='x', cap='x', pull='x'),
             [f'x.{name}=' for name in ('target', 'reach', 'cap', 'pull')],
         ),
+        # What hooks hand on to others, and what they give these themselves.
+        (
+            BudgetHook,
+            dict(flor=0.1, steps=3, backbone='neck', log_interval=1),
+            ["BudgetHook has no argument 'flor'; did you mean 'floor'", "argument 'steps'"],
+        ),
+        (
+            FGCHook,
+            dict(layers=[-1], tau=0.1, bank_dtype='float16', eta=dict(value=1), seed=1),
+            [],
+        ),
+        (
+            FGCHook,
+            dict(taus=0.1, tau='low', shared=1, labels=None, device='cpu'),
+            ["'taus'; did you mean 'tau'", 'x.tau=', 'x.shared=1 must', "'labels'", "'device'"],
+        ),
+        (Mine, dict(mine=1, target=0.5, floor=0.1, log_interval=1), []),
         (Resize, dict(scale='64'), []),  # hints of others may be loose
         (Resize, dict(scales=64), ["x.scales=64: Resize has no argument 'scales'; did you mean"]),
         (Shared2FCBBoxHead, dict(anything=1), []),  # takes any, and may drop some

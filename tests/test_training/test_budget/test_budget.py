@@ -143,6 +143,7 @@ def test_mistakes(toy):
         (dict(steps=0), 'steps=0 must be the number of steps'),
         (dict(steps=6, target=50), r'^target=50 must be within \(0, 1\]'),
         (dict(steps=6, backbone='body'), "^backbone='body' is no part of ToyTask"),
+        (dict(steps=6, flor=0.1), "Budget has no argument 'flor'; did you mean 'floor'"),
     ):
         with pytest.raises(ValueError, match=message):
             Budget(model, **{'target': 0.5, **options})

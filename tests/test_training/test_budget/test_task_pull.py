@@ -24,7 +24,7 @@ def pulled(strengths, weight=0.0, logit=2.0, pull=None):
     """A batch whose task has these gradients, beside a loss on the share."""
     pull = pull or TaskPull()
     logits = [torch.full((3, 4), logit, requires_grad=True) for _ in range(2)]
-    own = pull.watch(Share(), logits)
+    own = pull.watch(Share(), [[a] for a in logits], [False] * 2)
     task = sum((a * s).sum() for a, s in zip(logits, strengths, strict=True))
     (task + weight * sum(a.sigmoid().sum() for a in own)).backward()
     pull.take()
@@ -75,7 +75,7 @@ def test_a_batch_that_is_left_out_leaves_nothing():
     before = pull.state_dict()['means'].clone()
     pulled(torch.full((2, 4), float('inf')), pull=pull)
     logits = [torch.zeros(3, 4, requires_grad=True) for _ in range(2)]
-    pull.watch(Share(), logits)
+    pull.watch(Share(), [[a] for a in logits], [False] * 2)
     sum(a.sum() for a in logits).backward()
     pull.discard()
     pull.take()
@@ -85,7 +85,7 @@ def test_a_batch_that_is_left_out_leaves_nothing():
 def test_gates_that_no_gradient_reaches():
     pull = TaskPull()
     logits = [torch.full((3, 4), 40.0), torch.full((3, 1), 40.0)]  # open for sure: no slope
-    pull.watch(Share(), logits)
+    pull.watch(Share(), [[a] for a in logits], [False] * 2)
     pull.take()
     assert all(speeds.isfinite().all() for speeds in pull.speeds())
 
@@ -104,7 +104,7 @@ def test_the_scale_of_the_loss_does_not_count():
 def test_gates_that_cannot_move_do_not_count():
     free = [torch.full((3, 4), 2.0, requires_grad=True) for _ in range(2)]
     pull = TaskPull()
-    own = pull.watch(Share(), free, fixed=[True, False])
+    own = pull.watch(Share(), [[a] for a in free], [True, False])
     strengths = torch.tensor([1.0, 2.0, 3.0, 4.0])
     sum((a * strengths).sum() for a in own).backward()
     sum((a * strengths).sum() for a in free).backward()
@@ -118,7 +118,7 @@ def test_a_gate_that_did_not_run_keeps_what_is_known():
     pull = pulled(torch.ones(2, 4))
     before = pull.state_dict()['means'].clone()
     logits = [torch.full((3, 4), 2.0, requires_grad=True), torch.zeros(3, 4)]
-    pull.watch(Share(), logits)
+    pull.watch(Share(), [[a] for a in logits], [False] * 2)
     (3 * logits[0]).sum().backward()
     pull.take()
     after = pull.state_dict()['means']

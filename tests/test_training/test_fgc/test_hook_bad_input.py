@@ -25,6 +25,11 @@ def test_wrong_settings_are_refused_when_the_hook_is_built():
         (dict(eta='big'), "FGCHook: eta='big'"),
         (dict(warmup_epochs=-1), 'warmup_epochs=-1'),
         (dict(log_interval=0), 'log_interval=0'),
+        (dict(taus=0.1), "FGCHook has no argument 'taus'; did you mean 'tau'"),
+        (
+            dict(approximate=dict(dim=3)),
+            "approximate.dim=3: .* 'dim'; did you mean 'dims'",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             FGCHook(**wrong)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -11,13 +10,14 @@ from pathlib import Path
 from typing import Any, Optional
 
 from ..errors import FgcError
+from ..evaluation import gate_row
 from ..files import write_files
 from ..tasks import TASKS
 from .gather import check_max_images, gather
 from .optional_packages import need
 from .report_data import payload
 from .report_runs import ReportRun, read_run
-from .tradeoff import metric_unit
+from .tradeoff import RATIO, metric_unit
 
 TEMPLATES = Path(__file__).parent / 'templates'
 
@@ -54,12 +54,13 @@ def write_report(
         undefined=jinja2.StrictUndefined,
     )
     environment.filters.update(number=readable, breakable=_breakable)
+    environment.policies['json.dumps_kwargs'] = dict(separators=(',', ':'), allow_nan=False)
     data = payload(runs, max_layers)
     text = environment.get_template('report.html.j2').render(
         runs=runs,
-        data=_script(data),
-        css=_inline('report.css'),
-        js=_inline('report.js'),
+        data=data,
+        css=(TEMPLATES / 'report.css').read_text(encoding='utf-8'),
+        js=(TEMPLATES / 'report.js').read_text(encoding='utf-8'),
         results=result_rows(runs),
         columns=result_columns(runs),
         costs=cost_rows(runs),
@@ -84,65 +85,46 @@ def _look_at_gates(run: ReportRun, split: str, max_images: Optional[int], networ
             run.note = str(error)
 
 
-def result_columns(runs: Sequence[ReportRun]) -> list[dict[str, str]]:
-    """Heads of the results: each run, then what the model index has for its config."""
+def result_columns(runs: Sequence[ReportRun]) -> list[dict[str, Any]]:
+    """Columns of the results: each run, then what the model index has for its config."""
+    # Our name of a figure -> that of the model index, and what to multiply that one with.
+    index = {RATIO: ('Pruning Ratio', 1.0)}
+    for task in TASKS.values():
+        index.update(task.index_names)
     columns = []
     for run in runs:
-        columns.append(dict(title=run.name, detail=run.measured or 'no figures'))
+        title, detail = run.name, run.measured or 'no figures'
+        columns.append(dict(title=title, detail=detail, metrics=run.metrics))
         for found in run.published:
-            who, _, config = found['source'].partition(': ')
-            columns.append(dict(title=who, detail=f'model index, {config}'))
+            title, _, config = found['source'].partition(': ')
+            known = found['metrics']
+            metrics = {ours: known[name] * f for ours, (name, f) in index.items() if name in known}
+            columns.append(dict(title=title, detail=f'model index, {config}', metrics=metrics))
     return columns
 
 
 def result_rows(runs: Sequence[ReportRun]) -> list[dict[str, Any]]:
-    """A row for each figure, a value or None for each column."""
-    names = list(dict.fromkeys(name for run in runs for name in run.metrics))
-    # Our name of a figure -> that of the model index, and what to multiply that one with.
-    same = {'macs/pruning_ratio': ('Pruning Ratio', 1.0)}
-    for task in TASKS.values():
-        same.update(task.index_names)
-    rows = []
-    for name in names:
-        values: list[Any] = []
-        index_name, factor = same.get(name, ('', 1.0))
-        for run in runs:
-            values.append(run.metrics.get(name))
-            for found in run.published:
-                value = found['metrics'].get(index_name)
-                values.append(None if value is None else value * factor)
-        rows.append(dict(name=name, unit=metric_unit(name), values=values))
-    return rows
+    """A row for each figure that a run has, a value or None for each column."""
+    columns = [column['metrics'] for column in result_columns(runs)]
+    return [
+        dict(name=name, unit=metric_unit(name), values=[own.get(name) for own in columns])
+        for name in dict.fromkeys(name for run in runs for name in run.metrics)
+    ]
 
 
 def cost_rows(runs: Sequence[ReportRun]) -> list[dict[str, Any]]:
     """A row for each layer of the backbone: dense MACs, and executed ones by run, in 10^6."""
-    tables = {run.name: run.table for run in runs if run.table is not None}
-    names: dict[str, str] = {}
-    by_run: dict[str, dict[str, dict[str, Any]]] = {}
-    for name, table in tables.items():
-        costs: dict[str, dict[str, Any]] = {}
-        for row in table.costs:
-            # All layers of a gate, and all outside of the backbone, are one row each.
-            key = row['layer']
-            if row['kind'] == 'gate':
-                key = 'gates themselves'
-            elif row['kind'] == 'outside':
-                key = 'outside of the backbone'
-            own = costs.setdefault(key, dict(kind=row['kind'], dense=0.0, executed=0.0))
-            own['dense'] += row['dense'] / 1e6
-            own['executed'] += row['executed'] / 1e6
-        names.update({key: own['kind'] for key, own in costs.items()})
-        by_run[name] = costs
-    order = sorted(names, key=lambda key: (names[key] == 'outside', names[key] == 'gate'))
-    return [
-        dict(
-            layer=key,
-            kind=names[key],
-            cells=[by_run.get(run.name, {}).get(key) for run in runs],
-        )
-        for key in order
-    ]
+    # All layers of a gate, and all outside of the backbone, are one row each.
+    names = {'gate': 'gates themselves', 'outside': 'outside of the backbone'}
+    rows: dict[str, dict[str, Any]] = {}
+    for place, run in enumerate(runs):
+        for cost in run.table.costs if run.table is not None else ():
+            layer = names.get(cost['kind'], cost['layer'])
+            row = rows.setdefault(layer, dict(layer=layer, cells=[None] * len(runs)))
+            cell = row['cells'][place] or dict(dense=0.0, executed=0.0)
+            row['cells'][place] = {name: cell[name] + cost[name] / 1e6 for name in cell}
+            row['kind'] = cost['kind']
+    return sorted(rows.values(), key=lambda r: (r['kind'] == 'outside', r['kind'] == 'gate'))
 
 
 def gate_rows(runs: Sequence[ReportRun]) -> list[dict[str, Any]]:
@@ -152,15 +134,7 @@ def gate_rows(runs: Sequence[ReportRun]) -> list[dict[str, Any]]:
         own = run.layers
         if not own and run.table is not None:
             own = [
-                dict(
-                    gate=name,
-                    channels=mask.shape[1],
-                    openness_mean=float(mask.mean()),
-                    openness_min=float(mask.mean(axis=1).min()),
-                    openness_max=float(mask.mean(axis=1).max()),
-                    always_on=int((mask.mean(axis=0) == 1).sum()),
-                    never_on=int((mask.mean(axis=0) == 0).sum()),
-                )
+                gate_row(name, mask.mean(axis=1), mask.sum(axis=0), len(mask))
                 for name, mask in run.table.mask.items()
             ]
         rows += [dict(run=run.name, **row) for row in own]
@@ -221,16 +195,5 @@ def readable(value: Any) -> str:
 
 def _breakable(name: Any) -> Any:
     """A name as HTML that may go on in the next line after a dot, a slash or an underscore."""
-    text = str(need('markupsafe', 'a report').escape(name))
-    return need('markupsafe', 'a report').Markup(re.sub(r'([./_])(?=\w{2})', r'\1<wbr>', text))
-
-
-def _script(data: Any) -> Any:
-    """Data as JSON that can stand inside a script element."""
-    text = json.dumps(data, separators=(',', ':'), allow_nan=False)
-    return need('markupsafe', 'a report').Markup(text.replace('<', '\\u003c'))
-
-
-def _inline(name: str) -> Any:
-    text = (TEMPLATES / name).read_text(encoding='utf-8')
-    return need('markupsafe', 'a report').Markup(text)
+    markup = need('markupsafe', 'a report').Markup
+    return markup(re.sub(r'([./_])(?=\w{2})', r'\1<wbr>', str(markup.escape(name))))
