@@ -104,12 +104,12 @@ class LayerForward:
         """The layer on some channels, all of which are told by numbers."""
         layer = self.layer
         fast = self.has_kernel and kernels.fits(x)
-        few = x.dim() == 4 and x.size(0) * x.size(2) * x.size(3) < 1024
-        if fast and self.adds and not (few and self.turns):
+        turned = self.turns and cols is not None and key is None
+        if fast and self.adds and not (turned and self._gathers_much(x, cols)):
             return Pending.of(self, x, *self._weights(rows, cols, key, x, groups))
         if fast:
             act = kernels.NOTHING if self.adds else self.act
-            if self.turns and cols is not None and key is None:
+            if turned and cols is not None:
                 weight = self.turned.index_select(0, cols).permute(0, 3, 1, 2)
                 out = kernels.convolve_turned(layer, x, weight, self.bias, *act)
             else:
@@ -129,6 +129,11 @@ class LayerForward:
             return F.linear(x, weight, bias)
         shape = layer.stride, layer.padding, layer.dilation, groups
         return _CONVOLVE[type(layer)](x, weight, bias, *shape)
+
+    def _gathers_much(self, x: Tensor, cols: Any) -> bool:
+        """Whether gathering weights costs more than a pass over the output for a sum."""
+        area = self.layer.kernel_size[0] * self.layer.kernel_size[1]
+        return 8 * area * len(cols) > x.size(0) * x.size(2) * x.size(3)
 
     def _weights(
         self,

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import statistics
 from typing import Optional
 
 import numpy as np
@@ -47,12 +46,17 @@ class Ways:
         if self._passes == _LEARNED:
             self.learns = False
             self._fixed = {site: mask for site, mask in self._seen.items() if not mask.all()}
+        offers = [
+            'gathered',
+            'dense',
+            *(['each'] if each else []),
+            *(['fixed'] if self._fixed else []),
+        ]
         times = self._times.setdefault(size, {})
-        for way in WAYS:
-            offered = each if way == 'each' else bool(self._fixed) if way == 'fixed' else True
-            if offered and len(times.setdefault(way, [])) < _TRIES:
-                return way, True
-        best = min(times, key=lambda way: statistics.median(times[way]))
+        way = min(offers, key=lambda way: len(times.setdefault(way, [])))
+        if len(times[way]) < _TRIES:
+            return way, True
+        best = min(times, key=lambda way: min(times[way]))  # what else the machine does adds only
         if self._passes > _LEARNED:
             self.best[size] = best
         return best, False
