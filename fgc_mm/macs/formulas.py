@@ -38,7 +38,7 @@ def is_counted(module: nn.Module) -> bool:
 def call_macs(layer: Any, args: tuple, output: Tensor) -> int:
     """Dense MACs of one call, over the whole batch: at each position each weight is used once.
 
-    Also of a call that computes only some channels of a convolution.
+    Also of a call that computes only some of the output's channels.
 
     Args:
         layer (nn.Module): A layer for which :func:`is_counted` holds.
@@ -46,7 +46,7 @@ def call_macs(layer: Any, args: tuple, output: Tensor) -> int:
         output (Tensor): What it returned.
     """
     if isinstance(layer, nn.Linear):
-        positions = output.numel() // layer.out_features
+        positions = prod(output.shape[:-1])
     elif isinstance(layer, _ConvTransposeNd):
         positions = args[0].numel() // layer.in_channels
     else:
