@@ -17,12 +17,12 @@ from mmengine.runner import CheckpointLoader
 
 from ..datasets import picture_fault
 from ..errors import CheckpointError, DataError
-from ..evaluation import PredictionCounter, counted_backbone
-from ..evaluation.checkpoint_fit import check_fit
-from ..evaluation.gated_macs import FIELD
 from ..files import write_files
 from ..macs import ImageMACs
 from ..tasks import task_of
+from . import PredictionCounter, counted_backbone
+from .checkpoint_fit import check_fit
+from .gated_macs import FIELD
 
 PICTURES = ('.bmp', '.jpeg', '.jpg', '.png', '.ppm', '.tif', '.tiff', '.webp')
 """Endings of the files taken from a folder, in either case."""
