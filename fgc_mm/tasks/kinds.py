@@ -55,19 +55,23 @@ class Detection(Task):
         labels = sample.gt_instances.labels.cpu().numpy()
         return np.bincount(labels, minlength=1), len(labels)
 
-    def made_up(self, count: int, height: int, width: int) -> Optional[list]:
+    def made_up(self, model: Any, count: int, height: int, width: int) -> Optional[list]:
         from mmdet.structures import DetDataSample
         from mmdet.structures.mask import BitmapMasks
         from mmengine.structures import InstanceData, PixelData
 
         share = torch.tensor([[0.1, 0.1, 0.6, 0.7], [0.3, 0.2, 0.9, 0.5]])
         boxes = share * torch.tensor([width, height, width, height])
+        # Where there are masks, RTMDet's assigner wants them in a form of its own.
+        masked = any('mask' in name for name, _ in model.named_modules())
         samples = []
         for number in range(count):
-            masks = BitmapMasks(np.ones((2, height, width), np.uint8), height, width)
             labels = torch.zeros(2, dtype=torch.long)
             sample = DetDataSample(metainfo=_shapes(height, width, img_id=number))
-            sample.gt_instances = InstanceData(bboxes=boxes.clone(), labels=labels, masks=masks)
+            sample.gt_instances = InstanceData(bboxes=boxes.clone(), labels=labels)
+            if masked:
+                ones = np.ones((2, height, width), np.uint8)
+                sample.gt_instances.masks = BitmapMasks(ones, height, width)
             sample.ignored_instances = InstanceData(bboxes=boxes[:0], labels=labels[:0])
             sample.gt_sem_seg = PixelData(sem_seg=torch.zeros(1, height, width, dtype=torch.long))
             samples.append(sample)
@@ -150,7 +154,7 @@ class Segmentation(Task):
         counts = np.bincount(pixels[pixels != self.ignored], minlength=1)
         return counts / max(1, pixels.size), int((counts > 0).sum())
 
-    def made_up(self, count: int, height: int, width: int) -> Optional[list]:
+    def made_up(self, model: Any, count: int, height: int, width: int) -> Optional[list]:
         from mmengine.structures import PixelData
         from mmseg.structures import SegDataSample
 
@@ -219,7 +223,7 @@ class Classification(Task):
         labels = sample.gt_label.view(-1).cpu().numpy()
         return np.bincount(labels), len(labels)
 
-    def made_up(self, count: int, height: int, width: int) -> Optional[list]:
+    def made_up(self, model: Any, count: int, height: int, width: int) -> Optional[list]:
         from mmpretrain.structures import DataSample
 
         shapes = _shapes(height, width)

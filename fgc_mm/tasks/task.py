@@ -100,7 +100,7 @@ class Task:
         """How much of each class a picture has, and how many objects."""
         raise NotImplementedError
 
-    def made_up(self, count: int, height: int, width: int) -> Optional[list]:
+    def made_up(self, model: Any, count: int, height: int, width: int) -> Optional[list]:
         """Data samples with annotations that nobody made, for a pass that shows which layers run.
 
         Returns:

@@ -242,11 +242,7 @@ class Budget:
         return self.pull.beside(loss.mean()) if self._trains() else loss.mean()
 
     def _check_target(self, opened: Tensor) -> None:
-        """Refuse a target below what is left with all that can be closed closed.
-
-        Args:
-            opened (Tensor): Openness of each gate now, where frozen ones stay.
-        """
+        """Refuse a target below what is left with all closed but frozen gates, which stay."""
         target, floor = self.controller.wanted, self.controller.floor
         fixed = torch.tensor(self._fixed, device=opened.device)
         least = self.prices.of(torch.where(fixed, opened, floor)[None])

@@ -190,17 +190,11 @@ class BudgetController:
     def update(
         self, reading: Reading, step: int, speeds: Optional[Sequence[Tensor]] = None
     ) -> list[Any]:
-        """Take a reading in.
-
-        Args:
-            reading (Reading): Of this iteration, the same on all ranks.
-            step (int): Number of the iteration.
-            speeds (Sequence[Tensor], optional): How far a shift by 1 moves the
-                channels of each gate. Defaults to None, 1 for all.
+        """Take in a reading, the same on all ranks.
 
         Returns:
-            list[float | Tensor]: What to add to the logits of each gate; with speeds,
-            to that of each channel.
+            list[float | Tensor]: What to add to the logits of each gate; with speeds (how far a
+            shift by 1 moves its channels), to that of each channel.
         """
         state, gain = self.state, self.gain(step)
         state.seen += 1

@@ -55,8 +55,7 @@ class TaskPull:
 
         Args:
             share (BackboneShare): Of the pass the logits are from.
-            logits (Sequence): For each gate and each of its calls decisions x C, as the task has
-                them.
+            logits (Sequence): For each gate and each of its calls decisions x C.
             fixed (Sequence[bool]): Gates that a shift does not move.
 
         Returns:

@@ -17,12 +17,12 @@ from mmengine.runner import CheckpointLoader
 
 from ..datasets import PICTURE_ENDINGS, picture_fault
 from ..errors import CheckpointError, DataError
-from ..evaluation import PredictionCounter, counted_backbone
-from ..evaluation.checkpoint_fit import check_fit
-from ..evaluation.gated_macs import FIELD
 from ..files import write_files
 from ..macs import ImageMACs
 from ..tasks import task_of
+from . import PredictionCounter, counted_backbone
+from .checkpoint_fit import check_fit
+from .gated_macs import FIELD
 
 
 def find_pictures(path: str) -> list[str]:
