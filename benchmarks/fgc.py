@@ -31,13 +31,7 @@ import torch.nn.functional as F
 from fgc_layers import PlainCoupling, batch_of, run_ours, run_plain, trained_layer
 from fgc_plot import draw
 
-from fgc_mm.coupling import (
-    ApproximateSearch,
-    CouplingResult,
-    MemoryBank,
-    map_layers,
-    nearest_neighbors,
-)
+from fgc_mm.coupling import ApproximateSearch, Coupling, MemoryBank, nearest_neighbors
 from fgc_mm.coupling.memory_bank import unit_rows
 
 IMAGENET = 1_281_167
@@ -142,7 +136,7 @@ def compare(size: int, args, plain: bool = True) -> dict:
             way()
         result[name] = memory.megabytes
     layer_parts = {
-        'search': lambda: layer.search.search(unit_rows(batch[0]), args.k, batch[2]),
+        'search': lambda: layer.find(*batch),
         'update': lambda: layer.update(*batch),
     }
     result['parts'] = {n: ms(t) for n, t in interleaved(layer_parts, repeats).items()}
@@ -250,11 +244,15 @@ def step(args) -> None:
     from fgc_mm.nets import GatedResNetCifar
 
     torch.manual_seed(0)
-    backbone, head = GatedResNetCifar(20).train(), torch.nn.Linear(64, 10)
+    backbone = GatedResNetCifar(depth=20).train()
+    head = torch.nn.Linear(64, 10)
     parameters = [*backbone.parameters(), *head.parameters()]
     optimizer = torch.optim.SGD(parameters, lr=0.01, momentum=0.9, nesterov=True)
-    coupled = [block.gate1 for block in list(backbone.layer3)[-2:]]
-    layers = [trained_layer(args.instances, args, 64, seed=s) for s in range(2)]
+    coupling = Coupling(
+        backbone, args.instances, layers=[-2, -1], eta=0.003, k=args.k, form=args.form
+    )
+    for seed, name in enumerate(coupling.layers):
+        coupling.layers[name] = trained_layer(args.instances, args, 64, seed=seed)
     pictures = torch.rand(args.batch, 3, 32, 32)
     labels = torch.randint(10, (args.batch,))
 
@@ -263,19 +261,11 @@ def step(args) -> None:
         out = backbone(pictures)[-1].mean(dim=(2, 3))
         loss = F.cross_entropy(head(out), labels)
         if with_fgc:
-            # As FGCHook does.
-            records = [gate.record for gate in coupled]
-
-            def couple(n: int) -> CouplingResult:
-                return layers[n].loss(records[n].feature, records[n].logits, indices)
-
-            for result in map_layers(couple, range(len(layers)), indices.device):
-                loss = loss + 0.003 * result.loss
-            for record, layer in zip(records, layers, strict=True):
-                layer.update(record.feature, record.logits, indices)
+            loss = loss + coupling.loss(indices)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        coupling.step()
 
     times = interleaved(
         {'without': lambda: train(False), 'with': lambda: train(True)}, args.repeats

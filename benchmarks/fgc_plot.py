@@ -37,8 +37,7 @@ def figure(results: list[dict], caption: str) -> Figure:
             plain way may be missing.
         caption (str): The setting.
     """
-    with style.style():
-        drawn = style.new_figure(9, 3.6)
+    with style.figure(9, 3.6) as drawn:
         axes = drawn.subplots(1, 2)
         for number, (name, label) in enumerate(WAYS.items()):
             have = [r for r in results if name in r]

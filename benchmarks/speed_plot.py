@@ -48,8 +48,7 @@ def figure(rows: list[dict]) -> Figure:
     markers = dict(zip(networks, style.MARKERS, strict=False))
     # Gates cost time, too: what is slower than dense lies below zero.
     lowest = min(-0.05, *(1 - row['time_ratio'] for row in rows))
-    with style.style():
-        drawn = style.new_figure(5 * len(batches), 4.5)
+    with style.figure(5 * len(batches), 4.5) as drawn:
         axes = drawn.subplots(1, len(batches), squeeze=False, sharey=True)[0]
         for axis, batch in zip(axes, batches, strict=True):
             axis.plot([0, 1], [0, 1], color='0.8', zorder=0)

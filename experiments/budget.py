@@ -240,8 +240,7 @@ def draw_tradeoff(axes: Axes, results: Sequence[Result], metric: str) -> None:
 
 def draw(done: dict[str, tuple[str, list[Result]]]) -> Figure:
     """A column for each task: the trainings above, where they led below."""
-    with style.style():
-        figure = style.new_figure(4.5 * len(done), 7)
+    with style.figure(4.5 * len(done), 7) as figure:
         axes = figure.subplots(2, len(done), squeeze=False)
         for column, (name, (metric, results)) in enumerate(done.items()):
             if results:

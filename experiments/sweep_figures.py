@@ -61,8 +61,7 @@ def sweep_figure(rows: Sequence[Row], metric: str) -> Figure:
     # One place on the axis for the same setting of several series.
     names = [row.label.removesuffix(f', {row.series}') for row in rows]
     places = {name: place for place, name in enumerate(dict.fromkeys(names))}
-    with style.style():
-        figure = style.new_figure(max(5.0, 0.7 * len(rows) + 2), 6)
+    with style.figure(max(5.0, 0.7 * len(rows) + 2), 6) as figure:
         axes = figure.subplots(2, sharex=True)
         parts = (
             (axes[0], 'metric', metric_label(metric)),

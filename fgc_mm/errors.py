@@ -12,16 +12,9 @@ from contextlib import contextmanager
 
 
 class FgcError(Exception):
-    """What went wrong, in words for the user.
+    """What went wrong, in words for the user."""
 
-    Args:
-        message (str): Names the key or the file, what it was and what would be right.
-        exit_code (int): What a command ends with. Defaults to 2.
-    """
-
-    def __init__(self, message: str = '', exit_code: int = 2) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
+    exit_code = 2
 
 
 class UsageError(FgcError, ValueError):
@@ -60,4 +53,4 @@ def in_context(before: str, after: str = '') -> Iterator[None]:
         yield
     except FgcError as error:
         front = f'{before}: ' if before else ''
-        raise type(error)(f'{front}{error}{after}', error.exit_code) from error
+        raise type(error)(f'{front}{error}{after}') from error

@@ -12,8 +12,7 @@ from typing import Any, BinaryIO, Union
 
 from .errors import UsageError
 
-PARTIAL = '.partial'
-"""Ending of a file that is still being written. No checkpoint has it."""
+PARTIAL = '.partial'  # ending of a file that is still being written; no checkpoint has it
 
 Content = Union[str, bytes, memoryview, Callable[[BinaryIO], Any]]
 
@@ -46,11 +45,8 @@ def write_files(files: Mapping[Union[str, Path], Content]) -> None:
 def replacing(ending: str = PARTIAL) -> Iterator[Callable[[str], str]]:
     """Files that get their names together, once all are complete and on the disk.
 
-    Before the first has its name, an error removes all of them.
-
-    Yields:
-        Callable: From the name a file shall have to the one to write it under. They are renamed
-        in the order of these calls.
+    What is given leads from the name a file shall have to the one to write it under; files are
+    renamed in the order of these calls. Before the first has its name, an error removes all.
     """
     paths: list[str] = []
 

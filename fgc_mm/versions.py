@@ -1,7 +1,5 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
-"""The version of fgc_mm, and which versions of the stack fit.
-
-The latter is checked without importing any of it.
+"""The version of fgc_mm, and which versions of the stack fit, checked without importing any of it.
 
 Every OpenMMLab package comes in two lines with the same import name: the
 original one (``mmdet``) and the maintained one (``onedl-mmdetection``). Either
@@ -49,12 +47,7 @@ def installed(requirement: Requirement) -> Optional[tuple[str, str]]:
 
 
 def check_versions(stack: tuple[Requirement, ...] = STACK) -> None:
-    """See that what is installed fits.
-
-    Raises:
-        ImportError: With one line for each package that is missing or does not
-            fit, naming what would.
-    """
+    """See that what is installed fits; one line for each package that does not or is missing."""
     faults = []
     for requirement in stack:
         found = installed(requirement)

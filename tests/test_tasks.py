@@ -21,7 +21,7 @@ from fgc_mm.errors import DataError, UsageError
 from fgc_mm.evaluation.summary import add_derived
 from fgc_mm.inference import Picture, export, export_parts
 from fgc_mm.runtime import launch
-from fgc_mm.runtime.config.settings import check_run_settings
+from fgc_mm.runtime.config.check import check_run_settings
 from fgc_mm.runtime.first_step import check_classes
 
 CONFIG = """

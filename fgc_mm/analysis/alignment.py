@@ -69,8 +69,7 @@ def alignment_rows(
 def alignment_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """A panel for each figure, a line for each run, a star at coupled layers."""
     layers = list(dict.fromkeys(row['layer'] for row in rows))
-    with style.style():
-        figure = style.new_figure(max(7.0, 0.5 * len(layers) + 3), 5.6)
+    with style.figure(max(7.0, 0.5 * len(layers) + 3), 5.6) as figure:
         axes = figure.subplots(2, 2, sharex=True).ravel()
         for place, (column, title) in zip(axes, PANELS.items(), strict=True):
             last = column == 'overlap'

@@ -51,8 +51,7 @@ def cost_figure(table: GateTable, pictures: Thumbnails) -> Figure:
     rows = cost_rows(table)
     macs, dense = table.macs[:, 0] / 1e9, table.macs[:, 1].mean() / 1e9
     task = task_named(table.info.get('task'))
-    with style.style():
-        figure = style.new_figure(8.5, 5.6)
+    with style.figure(8.5, 5.6) as figure:
         top, bottom = figure.subfigures(2, 1, squeeze=False, height_ratios=[1.2, 1])[:, 0]
         plots = top.subplots(1, 1 if task.one_class else 2, squeeze=False)[0]
         plots[0].hist(macs, bins=min(40, max(5, len(rows) // 8)), color=style.RUNS[0])

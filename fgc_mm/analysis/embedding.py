@@ -75,9 +75,8 @@ def embedding_figure(
     """
     groups, names = _groups(table, color_by)
     one = len(frames) == 1
-    with style.style():
-        rows, columns = (1, 2) if one else (2, len(frames))
-        figure = style.new_figure(4 * columns + 1.4 if one else 2.6 * columns + 1.4, 3.6 * rows)
+    rows, columns = (1, 2) if one else (2, len(frames))
+    with style.figure((4 if one else 2.6) * columns + 1.4, 3.6 * rows) as figure:
         axes = figure.subplots(rows, columns, squeeze=False)
         for number, (title, embedding) in enumerate(frames.items()):
             for row, kind in enumerate(KINDS):

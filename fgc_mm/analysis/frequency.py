@@ -68,10 +68,9 @@ def frequency_figure(table: GateTable, layer: str) -> Figure:
     """
     found = patterns(table, layer)
     classes = [table.classes[c] for c in found.classes]
-    with style.style():
-        # The names stand upright below the similarities.
-        room = 0.2 + 0.075 * max(map(len, classes))
-        figure = style.new_figure(10, max(3.0, 0.22 * len(classes) + 1.2) + room)
+    # The names stand upright below the similarities.
+    room = 0.2 + 0.075 * max(map(len, classes))
+    with style.figure(10, max(3.0, 0.22 * len(classes) + 1.2) + room) as figure:
         left, right = figure.subplots(1, 2, width_ratios=[2.4, 1])
         image = style.heat_map(left, found.frequency, style.SEQUENTIAL, 0)
         one_class = task_named(table.info.get('task')).one_class
@@ -102,8 +101,7 @@ def layers_figure(table: GateTable) -> Figure:
         # Stretched: a layer's channels fill the line, whatever their number.
         own = np.sort(table.mask[layer].mean(axis=0))[::-1]
         rows.append(own[np.arange(max(counts)) * count // max(counts)])
-    with style.style():
-        figure = style.new_figure(7, max(2.4, 0.25 * len(layers) + 1.2))
+    with style.figure(7, max(2.4, 0.25 * len(layers) + 1.2)) as figure:
         axes = figure.add_subplot()
         place = (0, 100, len(layers) - 0.5, -0.5)
         image = style.heat_map(axes, np.array(rows), style.SEQUENTIAL, 0, extent=place)

@@ -150,10 +150,12 @@ class GateTable:
     def load(cls, path: Path) -> GateTable:
         """Read what :meth:`save` wrote."""
         with np.load(path) as arrays:
-            header = json.loads(arrays['header'].tobytes())
-            layers = list(enumerate(header.pop('layers')))
-            kinds = {kind: {name: arrays[f'{kind}{n}'] for n, name in layers} for kind in SPACES}
-            return cls(**kinds, **header, **{name: arrays[name] for name in _ARRAYS})
+            fields: dict[str, Any] = json.loads(arrays['header'].tobytes())
+            layers = list(enumerate(fields.pop('layers')))
+            fields |= {name: arrays[name] for name in _ARRAYS}
+            for kind in SPACES:
+                fields[kind] = {name: arrays[f'{kind}{number}'] for number, name in layers}
+        return cls(**fields)
 
 
 def site_name(layer: str) -> str:

@@ -23,7 +23,7 @@ from ..datasets import name_broken_pictures
 from ..errors import CheckpointError, UsageError
 from ..evaluation import PredictionCounter, counted_backbone, read_macs
 from ..evaluation.checkpoint_fit import CheckpointFitHook
-from ..gates import Gate, find_gates, gated_blocks, select_blocks
+from ..gates import Gate, find_gates, select_blocks
 from ..macs import MACsTracer
 from ..runtime import launch, unwrap
 from ..runtime.checkpoints.file import existing
@@ -167,7 +167,9 @@ def _run(
 ) -> GateTable:
     model = unwrap(runner.model)
     # What a gate decides for levels and regions is not one figure of a picture.
-    gates = {name: gate for name, gate in find_gates(model).items() if gate.once_per_picture}
+    chosen = select_blocks(model, 'all')
+    blocks = {name: block for block, own in chosen.items() for name, _ in own}
+    gates = {name: gate for name, gate in find_gates(model).items() if name in blocks}
     dataset = build_dataset(cfg, split)
     count = len(dataset)
     if not count:
@@ -235,7 +237,7 @@ def _run(
                 for own in select_blocks(model, hook.get('layers', 'last_stage')).values()
                 for name, _ in own
             ],
-            blocks={n: block for block, own in gated_blocks(model).items() for n, _ in own},
+            blocks=blocks,
         ),
     )
 

@@ -83,10 +83,9 @@ def neighbors_figure(
     """A row for each query: itself, then pictures from most to least similar."""
     rows = galleries(table, layer, queries, space)
     columns = 1 + max(map(len, rows))
-    with style.style():
-        height = 1.35 * len(rows) + 0.4
-        figure = style.new_figure(1.05 * columns, height, layout=None)
-        margins = dict(left=0.005, right=0.995, bottom=0.005, top=1 - 0.6 / height)
+    height = 1.35 * len(rows) + 0.4
+    margins = dict(left=0.005, right=0.995, bottom=0.005, top=1 - 0.6 / height)
+    with style.figure(1.05 * columns, height, layout=None) as figure:
         axes = figure.subplots(
             len(rows), columns, squeeze=False, gridspec_kw=dict(wspace=0.08, hspace=0.35, **margins)
         )

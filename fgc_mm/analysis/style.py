@@ -51,22 +51,17 @@ _STYLE: dict[Any, Any] = {
 
 
 @contextmanager
-def style() -> Iterator[None]:
-    """Within it, figures are made in this style."""
-    with matplotlib.rc_context(_STYLE):
-        yield
-
-
-def new_figure(
+def figure(
     width: float, height: float, layout: Optional[Literal['constrained']] = 'constrained'
-) -> Figure:
-    """An empty figure of that many inches; call it within :func:`style`.
+) -> Iterator[Figure]:
+    """An empty figure of that many inches, in this style, to be drawn inside.
 
     Galleries have no layout: their many axes take long to arrange.
     """
-    figure = Figure(figsize=(width, height), layout=layout)
-    FigureCanvasAgg(figure)
-    return figure
+    with matplotlib.rc_context(_STYLE):
+        empty = Figure(figsize=(width, height), layout=layout)
+        FigureCanvasAgg(empty)
+        yield empty
 
 
 def class_look(index: int) -> dict[str, Any]:
@@ -103,14 +98,14 @@ def color_scale(name: str, steps: int = 16) -> list[str]:
     return [to_hex(color) for color in matplotlib.colormaps[name](np.linspace(0, 1, steps))]
 
 
-def save(figure: Figure, stem: Path) -> list[Path]:
+def save(drawn: Figure, stem: Path) -> list[Path]:
     """Write a figure as ``.png`` and ``.svg``."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     paths = [stem.with_name(f'{stem.name}.{kind}') for kind in ('png', 'svg')]
-    with style():
-        figure.savefig(paths[0], dpi=150)
-        figure.set_layout_engine('none')  # everything has its place now
-        figure.savefig(paths[1], metadata={'Date': None})
+    with matplotlib.rc_context(_STYLE):
+        drawn.savefig(paths[0], dpi=150)
+        drawn.set_layout_engine('none')  # everything has its place now
+        drawn.savefig(paths[1], metadata={'Date': None})
     return paths
 
 

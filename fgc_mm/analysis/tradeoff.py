@@ -124,8 +124,7 @@ def write_table(rows: Sequence[Row], metric: str, folder: Path, name: str = 'tab
 def tradeoff_figure(rows: Sequence[Row], metric: str, title: str = '') -> Figure:
     """Metric against executed computation: a line of means for each series, runs as dots."""
     rows = [row for row in rows if row.metric]
-    with style.style():
-        figure = style.new_figure(6, 4)
+    with style.figure(6, 4) as figure:
         axes = figure.add_subplot()
         for number, series in enumerate(dict.fromkeys(row.series for row in rows)):
             own = [row for row in rows if row.series == series]

@@ -141,8 +141,7 @@ def training_figure(curves: Mapping[str, Curves]) -> Figure:
         for title, names in panels(curves).items()
     }
     parts = {title: names for title, names in parts.items() if names}
-    with style.style():
-        figure = style.new_figure(8.5, 2.6 * len(parts) + 0.4)
+    with style.figure(8.5, 2.6 * len(parts) + 0.4) as figure:
         axes = figure.subplots(len(parts), squeeze=False, sharex=True).ravel()
         for place, (title, names) in zip(axes, parts.items(), strict=True):
             for number, (run, own) in enumerate(curves.items()):

@@ -6,14 +6,14 @@ from __future__ import annotations
 import argparse
 import inspect
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
 from mmengine.config import Config, DictAction
 from mmengine.runner import Runner
 
-from ..errors import UsageError
+from ..errors import UsageError, in_context
 from ..nets.swaps import check_swaps, types_of
 from ..runtime.config.files import config_path, read_config
 from ..runtime.messages import did_you_mean, shortened
@@ -59,26 +59,18 @@ def load_config(args: argparse.Namespace) -> Config:
     return cfg
 
 
-def read_pairs(pairs: Iterable[str]) -> dict[str, Any]:
-    """Values of ``KEY=VALUE``, in the notation of mmengine's ``DictAction``."""
-    reader = argparse.ArgumentParser()
-    found = argparse.Namespace(options=None)
-    for pair in pairs:
+def merge_options(cfg: Config, pairs: Optional[Sequence[str]]) -> None:
+    """Write options, as ``KEY=VALUE`` in the notation of ``DictAction``, into a config."""
+    reader, found = argparse.ArgumentParser(), argparse.Namespace(options=None)
+    for pair in pairs or ():
         try:
             DictAction(['--options'], 'options')(reader, found, [pair], '--options')
         except (AssertionError, ValueError) as error:
             raise UsageError(f'--cfg-options {pair}: {error}') from error
-    return found.options or {}
-
-
-def merge_options(cfg: Config, pairs: Optional[Sequence[str]]) -> None:
-    """Write options into a config."""
-    options = read_pairs(pairs or ())
-    if not options:
-        return
-    check_keys(options, {*cfg, *inspect.signature(Runner.__init__).parameters, *_MORE})
+    options = found.options or {}
     for key, value in options.items():
-        _check_path(cfg, key, value)
+        with in_context(f'--cfg-options {key}={value}'):
+            _check_path(cfg, key, value)
     try:
         cfg.merge_from_dict(dict(options))  # at once: `_delete_` belongs to its neighbors
     except Exception as error:
@@ -89,41 +81,30 @@ def merge_options(cfg: Config, pairs: Optional[Sequence[str]]) -> None:
         ) from error
 
 
-def check_keys(options: Mapping[str, Any], known: Iterable[str]) -> None:
-    """See that the first part of every dotted key is known."""
-    known = sorted(known)
-    for key, value in options.items():
-        first = key.partition('.')[0]
-        if first not in known:
-            raise UsageError(
-                f'--cfg-options {key}={value}: the config has no {first!r}, so it would change '
-                f'nothing{did_you_mean(first, known)}'
-            )
-
-
 def _check_path(cfg: Config, key: str, value: Any) -> None:
     """See that a dotted key leads somewhere."""
+    first, *_ = parts = key.split('.')
+    known = sorted({*cfg, *inspect.signature(Runner.__init__).parameters, *_MORE})
+    if first not in known:
+        raise UsageError(
+            f'the config has no {first!r}, so it would change nothing{did_you_mean(first, known)}'
+        )
     node: Any = cfg
-    parts = key.split('.')
     for number, part in enumerate(parts):
         here = '.'.join(parts[:number])
         if isinstance(node, (list, tuple)):
             if not part.isdigit() or int(part) >= len(node):
                 raise UsageError(
-                    f'--cfg-options {key}={value}: {here} is a list of {len(node)} entries; name '
-                    f'one by its number, {here}.0 to {here}.{len(node) - 1}'
+                    f'{here} is a list of {len(node)} entries; name one by its number, {here}.0 to '
+                    f'{here}.{len(node) - 1}'
                 )
             node = node[int(part)]
             if part is parts[-1] and isinstance(node, Mapping) and not isinstance(value, dict):
-                raise UsageError(
-                    f'--cfg-options {key}={value}: {key} is a dict; name one of its settings: '
-                    f'{", ".join(f"{key}.{name}" for name in node)}'
-                )
+                names = ', '.join(f'{key}.{name}' for name in node)
+                raise UsageError(f'{key} is a dict; name one of its settings: {names}')
         elif isinstance(node, (Config, Mapping)):
             if part not in node:
                 return  # a new setting
             node = node[part]
         elif node is not None:
-            raise UsageError(
-                f'--cfg-options {key}={value}: {here}={node!r} has nothing below it to set'
-            )
+            raise UsageError(f'{here}={node!r} has nothing below it to set')

@@ -27,7 +27,7 @@ def print_table(rows: list) -> None:
     from rich.measure import Measurement
     from rich.table import Table
 
-    from ..inference import pictures
+    from ..evaluation import pictures
 
     table = Table()
     titles = ('picture', 'saved', 'executed', 'dense', 'executed', 'dense')
@@ -47,8 +47,8 @@ def print_table(rows: list) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    from ..evaluation import pictures
     from ..files import check_folder
-    from ..inference import pictures
     from ..runtime.checkpoints.file import existing
     from .config import load_config
 

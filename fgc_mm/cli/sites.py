@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> None:
         found = {part: in_part(whole, part) for part in args.part}
         generator = torch.Generator().manual_seed(0)
         picture = torch.rand(1, *shape, generator=generator)
-        samples = task_of_model(model).made_up(1, height, width)
+        samples = task_of_model(model).made_up(model, 1, height, width)
         model.eval()
         macs = layer_macs(model, picture, samples, mode='predict')
     for part, mine in found.items():

@@ -106,15 +106,8 @@ def _seen(name: str, record: GateRecord, size: int) -> LayerBatch:
 
 
 def check_finite(batch: Batch, when: str) -> None:
-    """See that every feature and logit is a number, waiting for the device once.
-
-    Args:
-        batch (Batch): The batch, the same on all ranks.
-        when (str): For the error.
-
-    Raises:
-        NonFiniteError: Naming the gate and the first instance.
-    """
+    """Raise a NonFiniteError that names the gate and the first instance unless every feature and
+    logit is a number, waiting for the device once."""
     named = [
         (f'the {what} of {name}', rows)
         for name, layer in batch.layers.items()

@@ -51,28 +51,14 @@ def contrast_and_gradient(
     tau: float = 0.07,
     chunk: Optional[int] = None,
 ) -> tuple[Tensor, Tensor]:
-    """Contrast of a batch against a bank, and its gradient in the batch.
+    """Contrast of each instance of a batch against a bank, of shape (B,), and its gradient in the
+    instance's own row, B x D.
 
     Both come out of one pass, and neither has a graph: :func:`with_gradient` makes a loss of
-    them.
-
-    Args:
-        queries (Tensor): B x D, what is contrasted: ``a_i``, finite. Half precision is
-            computed in float32, float64 in float64, whatever autocast says.
-        bank (Tensor): N x D, float32 or float16, on any device.
-        positives (Tensor): B x K row numbers of the bank. A row that is listed
-            twice counts twice; -1 stands for none, so that instances may have
-            different numbers of positives. An instance without any
-            contributes nothing.
-        form (str): ``'sum_log'``, ``'mean_log'`` or ``'log_sum'``.
-            Defaults to 'mean_log'.
-        tau (float): Temperature. Defaults to 0.07.
-        chunk (int, optional): Rows of the bank per piece. Defaults to a size
-            that suits the device.
-
-    Returns:
-        tuple: The loss of each instance, of shape (B,), and the gradient of its own row,
-        B x D; float32 (float64 for float64 queries).
+    them. Queries, finite, are B x D; half precision is computed in float32, float64 in float64,
+    whatever autocast says. Positives are B x K row numbers of the bank. A row that is listed
+    twice counts twice; -1 stands for none, so that instances may have different numbers of
+    positives. An instance without any contributes nothing.
 
     Example:
         >>> a = torch.randn(4, 8, requires_grad=True)
@@ -93,16 +79,7 @@ def contrast_and_gradient(
 
 
 def with_gradient(x: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
-    """A loss whose gradient is known already.
-
-    Args:
-        x (Tensor): What it was computed from.
-        value (Tensor): A number.
-        gradient (Tensor): Its gradient in ``x``, of the same shape.
-
-    Returns:
-        Tensor: The value, differentiable in ``x``.
-    """
+    """A number as a loss whose gradient in ``x`` is known already."""
     return _Known.apply(x, value, gradient)
 
 

@@ -95,11 +95,8 @@ def choose_backend(backend: str, queries: Tensor, data: Tensor, k: int) -> str:
     """What ``'auto'`` means: ``torch`` on a CPU, ``faiss`` on a GPU if it is there.
 
     On a CPU the choice rests on one size, N=50,000, D=64, B=256, k=200, where
-    product and top-k took 64 ms on one core and ``faiss.knn`` 103 ms; other sizes
-    are not measured yet (``benchmarks/fgc.py --backends`` does it). On a GPU
-    ``faiss.knn_gpu`` fuses product and selection; it is taken if faiss was built
-    for GPUs, the bank lies on the device and k is within its limit. That choice
-    is not measured.
+    product and top-k took 64 ms on one core and ``faiss.knn`` 103 ms (``benchmarks/fgc.py
+    --backends``). On a GPU ``faiss.knn_gpu`` fuses product and selection; that is not measured.
     """
     check_backend(backend)
     if backend == 'torch':

@@ -53,19 +53,11 @@ def topk_rows(
     exclude: Optional[Tensor] = None,
     chunk: Optional[int] = None,
 ) -> tuple[Tensor, Tensor]:
-    """The k rows of largest inner product with each query.
+    """Row numbers and similarities of the k rows of largest inner product with each query, best
+    first, each B x k.
 
-    Args:
-        queries (Tensor): B x D, float32.
-        data (Tensor): N x D, float32 or float16, on any device.
-        k (int): How many.
-        exclude (Tensor, optional): B row numbers, one for each query to be left
-            out (its own); -1 for none. Defaults to None.
-        chunk (int, optional): Rows per piece. Defaults to a size that suits the
-            device.
-
-    Returns:
-        tuple: Row numbers (int64) and similarities, each B x k, best first.
+    Queries are float32, the data of any float type and on any device. ``exclude`` has for each
+    query a row that is left out (its own), -1 for none.
     """
     on_cpu = queries.device.type == 'cpu'
     filtered = on_cpu and data.size(0) >= max(4096, 16 * k)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Optional
 from xml.etree import ElementTree
 
@@ -22,21 +22,61 @@ _MOST = 1e9  # coordinates end as 32-bit floats
 _SIDES = ('xmin', 'ymin', 'xmax', 'ymax')
 
 
-def xml_fault(path: str) -> Optional[str]:
-    """What keeps a detector from reading an annotation in the form of VOC; None if nothing does."""
+def check_annotations(dataset: Any, scope: Optional[str] = None) -> None:
+    """Raise why a dataset could not be built, if the fault lies in its annotations.
+
+    Called after it failed: reads the annotation files one after the other.
+    """
+    for _, leaf in leaf_configs('', dataset):
+        form = format_of(dataset_class(leaf.get('type'), scope))
+        if form == 'voc':
+            _check_voc(leaf)
+        elif form == 'folders':
+            _check_list(leaf)
+
+
+def _check_voc(dataset: Mapping) -> None:
+    prefix = (dataset.get('data_prefix') or {}).get('sub_data_root', '')
+    folder = os.path.join(resolve_path(dataset, prefix), dataset.get('ann_subdir', 'Annotations'))
+    try:
+        names = list_from_file(resolve_path(dataset, dataset.get('ann_file') or ''))
+    except (OSError, UnicodeError, ValueError) as error:
+        raise DataError(f'ann_file={dataset.get("ann_file")!r} cannot be read: {error}') from error
+    found: Counter[str] = Counter()
+    for name in names:
+        root = _read_xml(os.path.join(folder, f'{name}.xml'))
+        found.update(str(item.findtext('name')) for item in root.findall('object'))
+    classes = (dataset.get('metainfo') or {}).get('classes')
+    if isinstance(classes, str):
+        if not os.path.isfile(classes):  # of a class each line
+            raise DataError(f'metainfo.classes={classes!r} must be a list, such as ({classes!r},)')
+    elif classes and not any(name in found for name in classes):  # nothing is left then
+        there = ', '.join(_shown(name) for name, _ in found.most_common(5)) or 'no object at all'
+        raise DataError(
+            f'metainfo.classes={tuple(classes)!r}: none of the {len(names)} annotations has an '
+            f'object of these classes; they have {there}'
+        )
+
+
+def _read_xml(path: str) -> ElementTree.Element:
+    """An annotation in the form of VOC."""
     if not os.path.isfile(path):
-        return f'annotation {path} does not exist; the dataset is incomplete: unpack it again'
+        raise DataError(
+            f'annotation {path} does not exist; the dataset is incomplete: unpack it again'
+        )
     if not os.path.getsize(path):
-        return f'annotation {path} is empty (0 bytes); fetch the file again'
+        raise DataError(f'annotation {path} is empty (0 bytes); fetch the file again')
     try:
         root = ElementTree.parse(path).getroot()
     except (ElementTree.ParseError, UnicodeError, LookupError, ValueError) as error:
-        return f'annotation {path} is no XML ({error}); {_REMEDY}'
-    fault = next(_faults(root), None)
-    return None if fault is None else f'annotation {path}: {fault}; {_REMEDY}'
+        raise DataError(f'annotation {path} is no XML ({error}); {_REMEDY}') from error
+    for fault in _faults(root):
+        raise DataError(f'annotation {path}: {fault}; {_REMEDY}')
+    return root
 
 
 def _faults(root: ElementTree.Element) -> Iterator[str]:
+    """What keeps a detector from reading an annotation."""
     size = root.find('size')
     for side in ('width', 'height') if size is not None else ():
         text = size.findtext(side)  # type: ignore[union-attr]
@@ -72,78 +112,19 @@ def _is_number(text: Optional[str], whole: bool = False) -> bool:
     return abs(value) < _MOST  # and so no NaN
 
 
-def dataset_fault(dataset: Any, scope: Optional[str] = None) -> Optional[str]:
-    """Why a dataset could not be built, if the fault lies in its annotations.
-
-    Called after it failed: reads the annotation files one after the other.
-    """
-    if not isinstance(dataset, Mapping):
-        return None
-    for _, leaf in leaf_configs('', dataset):
-        cls = dataset_class(leaf.get('type'), scope)
-        find = _FINDERS.get(format_of(cls))
-        fault = find(leaf) if find is not None else None
-        if fault is not None:
-            return fault
-    return None
-
-
-def _voc_fault(dataset: Mapping) -> Optional[str]:
-    prefix = (dataset.get('data_prefix') or {}).get('sub_data_root', '')
-    folder = os.path.join(resolve_path(dataset, prefix), dataset.get('ann_subdir', 'Annotations'))
-    try:
-        names = list_from_file(resolve_path(dataset, dataset.get('ann_file') or ''))
-    except (OSError, UnicodeError, ValueError) as error:
-        return f'ann_file={dataset.get("ann_file")!r} cannot be read: {error}'
-    paths = [os.path.join(folder, f'{name}.xml') for name in names]
-    for path in paths:
-        fault = xml_fault(path)
-        if fault is not None:
-            return fault
-    return _no_class_fits(paths, (dataset.get('metainfo') or {}).get('classes'))
-
-
-def _list_fault(dataset: Mapping) -> Optional[str]:
+def _check_list(dataset: Mapping) -> None:
     """mmpretrain's list of pictures and their classes."""
     listed = dataset.get('ann_file')
     path = resolve_path(dataset, listed or '')
-    if not listed or not os.path.isfile(path):
-        return None
+    if not listed or not os.path.isfile(path) or not dataset.get('with_label', True):
+        return
     for number, line in enumerate(list_from_file(path), 1):
         parts = line.rsplit(' ', 1)
-        if dataset.get('with_label', True) and (len(parts) < 2 or not _is_number(parts[1], True)):
-            return (
+        if len(parts) < 2 or not _is_number(parts[1], whole=True):
+            raise DataError(
                 f'ann_file={listed!r}: line {number} is {line[:80]!r}; every line must be a '
                 'picture, a space and the number of its class'
             )
-    return None
-
-
-_FINDERS: dict[Optional[str], Callable[[Mapping], Optional[str]]] = {
-    'folders': _list_fault,
-    'voc': _voc_fault,
-}
-
-
-def _no_class_fits(paths: Sequence[str], classes: Any) -> Optional[str]:
-    """A message if no object has one of the dataset's classes: nothing is left then."""
-    if isinstance(classes, str):
-        if os.path.isfile(classes):  # of a class each line
-            return None
-        return f'metainfo.classes={classes!r} must be a list, such as ({classes!r},)'
-    if not classes:
-        return None
-    found: Counter[str] = Counter()
-    for path in paths:
-        root = ElementTree.parse(path).getroot()
-        found.update(str(item.findtext('name')) for item in root.findall('object'))
-    if any(name in found for name in classes):
-        return None
-    there = ', '.join(_shown(name) for name, _ in found.most_common(5)) or 'no object at all'
-    return (
-        f'metainfo.classes={tuple(classes)!r}: none of the {len(paths)} annotations has an object '
-        f'of these classes; they have {there}'
-    )
 
 
 def check_boxes(dataset: Any) -> None:
@@ -159,25 +140,23 @@ def check_boxes(dataset: Any) -> None:
     for info in infos_of(dataset):
         for number, instance in enumerate(info.get('instances') or (), 1):
             fault = _box_fault(instance, info)
-            if fault is not None:
+            if fault is not None and not instance.get('ignore_flag'):
                 raise DataError(
                     f'annotation {info.get("xml_path")}: object {number} of those that are used '
-                    f'{fault}; {_REMEDY}'
+                    f'has a box {fault}; {_REMEDY}'
                 )
 
 
 def _box_fault(instance: Mapping, info: Mapping) -> Optional[str]:
-    if instance.get('ignore_flag'):
-        return None
-    left, top, right, bottom = instance['bbox']
-    shown = ', '.join(
-        f'{side} {value + 1}' for side, value in zip(_SIDES, instance['bbox'], strict=True)
-    )
-    if max(map(abs, instance['bbox'])) >= _MOST:
-        return f'has a box that is no box ({shown})'
-    if right <= left or bottom <= top:
-        return f'has a box without an inside ({shown})'
+    left, top, right, bottom = box = instance['bbox']
     width, height = info.get('width') or math.inf, info.get('height') or math.inf
-    if right <= 0 or bottom <= 0 or left >= width or top >= height:
-        return f'has a box beyond the picture of {width} x {height} ({shown})'
-    return None
+    if max(map(abs, box)) >= _MOST:
+        fault = 'that is no box'
+    elif right <= left or bottom <= top:
+        fault = 'without an inside'
+    elif right <= 0 or bottom <= 0 or left >= width or top >= height:
+        fault = f'beyond the picture of {width} x {height}'
+    else:
+        return None
+    shown = ', '.join(f'{side} {value + 1}' for side, value in zip(_SIDES, box, strict=True))
+    return f'{fault} ({shown})'

@@ -4,10 +4,8 @@
 from __future__ import annotations
 
 import os
-import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Optional, Union
+from typing import NamedTuple, Optional, Union
 
 import numpy as np
 from mmengine.dataset import BaseDataset
@@ -30,32 +28,27 @@ _CIFAR100 = """
 """
 
 
-@dataclass(frozen=True)
-class _Variant:
+class _Variant(NamedTuple):
     """One of the two CIFAR distributions; the last label byte is the class."""
 
     folder: str
     files: dict[str, str]
     label_bytes: int
-    pictures: dict[str, int]
+    pictures: dict[str, int]  # in each file
     classes: tuple[str, ...]
-
-    @property
-    def record(self) -> int:
-        return self.label_bytes + _PIXELS
 
 
 _VARIANTS = {
     'cifar10': _Variant(
         folder='cifar-10-batches-bin',
-        files={'train': r'data_batch_(\d+)\.bin', 'test': r'test_batch\.bin'},
+        files={'train': 'data_batch_*.bin', 'test': 'test_batch.bin'},
         label_bytes=1,
         pictures={'train': 10_000, 'test': 10_000},
         classes=tuple(_CIFAR10.split()),
     ),
     'cifar100': _Variant(
         folder='cifar-100-binary',
-        files={'train': r'train\.bin', 'test': r'test\.bin'},
+        files={'train': 'train.bin', 'test': 'test.bin'},
         label_bytes=2,
         pictures={'train': 50_000, 'test': 10_000},
         classes=tuple(_CIFAR100.split()),
@@ -68,16 +61,11 @@ def find_cifar_files(
 ) -> list[Path]:
     """The binary files of a split, in order."""
     spec, root = _VARIANTS[variant], Path(data_root)
+    name = spec.files[split]
     for folder in (root, root / spec.folder):
-        found = {}
-        if folder.is_dir():
-            for path in folder.iterdir():
-                match = re.fullmatch(spec.files[split], path.name)
-                if match:
-                    found[tuple(int(group) for group in match.groups())] = path
-        if found:
-            return [found[key] for key in sorted(found)]
-    name = spec.files[split].replace(r'\.', '.').replace(r'(\d+)', '*')
+        found = sorted(folder.glob(name), key=lambda path: (len(path.name), path.name))
+        if found:  # the tenth after the second
+            return found
     raise FileNotFoundError(
         f'data_root={str(data_root)!r} has no {name}, neither itself nor in {spec.folder}/: unpack '
         f'the binary version of {variant.upper()} (https://www.cs.toronto.edu/~kriz/cifar.html, '
@@ -123,7 +111,6 @@ class CIFARBinary(BaseDataset):
         super().__init__(data_root=data_root, metainfo=metainfo, **kwargs)
 
     def load_data_list(self) -> list[dict]:
-        """Read all pictures and labels."""
         files = find_cifar_files(self.data_root, self.split, self.variant)
         data_list = [item for path in files for item in self._read(path)]
         print_log(
@@ -139,16 +126,17 @@ class CIFARBinary(BaseDataset):
 
     def _read(self, path: Path) -> list[dict]:
         spec = _VARIANTS[self.variant]
+        record = spec.label_bytes + _PIXELS
         data = np.fromfile(path, np.uint8)
-        if data.size == 0 or data.size % spec.record:
+        if data.size == 0 or data.size % record:
             whole = spec.pictures[self.split]
             raise DataError(
                 f'{path} has {data.size} bytes, which is no whole number of pictures of '
-                f'{spec.record} bytes ({spec.label_bytes} label + {_PIXELS} pixel bytes, '
-                f'variant={self.variant!r}); the official file has {whole * spec.record} bytes '
+                f'{record} bytes ({spec.label_bytes} label + {_PIXELS} pixel bytes, '
+                f'variant={self.variant!r}); the official file has {whole * record} bytes '
                 f'({whole} pictures): unpack it again'
             )
-        records = data.reshape(-1, spec.record)
+        records = data.reshape(-1, record)
         labels = records[:, spec.label_bytes - 1].astype(int)
         if labels.max() >= len(spec.classes):
             raise DataError(

@@ -6,8 +6,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 from torch.utils.data import DataLoader
@@ -24,8 +23,7 @@ _OWN_INDEX = (
 )
 
 
-@dataclass(frozen=True)
-class InstanceIndex:
+class InstanceIndex(NamedTuple):
     """What is known about the instances of a training set.
 
     Attributes:
@@ -38,7 +36,7 @@ class InstanceIndex:
 
     num_instances: int
     num_items: int
-    labels: Optional[np.ndarray] = None
+    labels: Optional[np.ndarray]
 
 
 def install_instance_index(
@@ -62,25 +60,20 @@ def install_instance_index(
     """
     if not mixes:
         refuse_mixing(loader.dataset)
-    if hasattr(loader.dataset, 'full_init'):
-        loader.dataset.full_init()
     leaves = _leaves(loader.dataset)
     keys, labels = _scan(leaves)
-    _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
-    # np.unique sorts by key; what counts is the order of appearance.
-    order = np.argsort(first)
-    rank = np.empty_like(order)
-    rank[order] = np.arange(len(order))
-    instances = rank[inverse.reshape(-1)]
+    number: dict[bytes, int] = {}  # in the order of appearance
+    instances = np.array([number.setdefault(key, len(number)) for key in keys], np.int64)
     start = 0
     for leaf in leaves:
         leaf.prepare_data = _Stamping(leaf, instances[start : start + len(leaf)])
         start += len(leaf)
     _stamp_behind_wrappers(loader.dataset)
     _restart_workers(loader, loop)
-    known = labels[np.sort(first)]
+    known = np.full(len(number), -1)
+    known[instances[::-1]] = labels[::-1]  # that of the first item
     return InstanceIndex(
-        num_instances=len(first),
+        num_instances=len(number),
         num_items=len(keys),
         labels=known if len(known) and known.min() >= 0 else None,
     )
@@ -89,17 +82,12 @@ def install_instance_index(
 def count_instances(dataset: Any) -> int:
     """How many different pictures a training set has.
 
-    Returns:
-        int: N as in :class:`InstanceIndex`; for a dataset whose items cannot be
-        told apart, its length.
+    For a dataset whose items cannot be told apart that is its length.
     """
-    if hasattr(dataset, 'full_init'):
-        dataset.full_init()
     try:
-        leaves = _leaves(dataset)
+        return len(set(_scan(_leaves(dataset))[0]))
     except UsageError:
         return len(dataset)
-    return len(np.unique(_scan(leaves)[0]))
 
 
 class _Stamping:
@@ -107,32 +95,22 @@ class _Stamping:
 
     def __init__(self, dataset: Any, instances: np.ndarray) -> None:
         self.dataset = dataset
-        first = int(instances[0]) if len(instances) else 0
-        in_order = np.array_equal(instances, np.arange(first, first + len(instances)))
-        self.first = first
-        self.length = len(instances)
-        self.table = None if in_order else instances
+        self.instances = instances
 
-    def __call__(self, idx: int) -> Any:
-        data = type(self.dataset).prepare_data(self.dataset, idx)
-        if data is None:  # the dataset will ask for another item
-            return None
-        _stamp(data, self.instance(idx))
-        return data
-
-    def instance(self, idx: Any) -> int:
+    def __call__(self, idx: Any) -> Any:
         if isinstance(idx, tuple):
             raise UsageError(
                 f'{type(self.dataset).__name__} is indexed by {idx!r}: videos have no instance '
                 'index; train on single pictures'
             )
-        idx = int(idx) + (self.length if idx < 0 else 0)
-        return self.first + idx if self.table is None else int(self.table[idx])
+        data = type(self.dataset).prepare_data(self.dataset, idx)
+        if data is not None:  # otherwise the dataset will ask for another item
+            _stamp(data, int(self.instances[idx]))
+        return data
 
 
 class _Packing:
-    """The last transform of a wrapper with a pipeline of its own, such as ``MultiImageMixDataset``:
-    what a leaf gave is packed there."""
+    """The last transform of a wrapper such as ``MultiImageMixDataset``, which packs itself."""
 
     def __init__(self, pack: Any) -> None:
         self.pack = pack
@@ -163,6 +141,8 @@ def _stamp_behind_wrappers(dataset: Any) -> None:
 
 def _leaves(dataset: Any) -> list[Any]:
     """The datasets that load items, without the wrappers around them, each once."""
+    if hasattr(dataset, 'full_init'):
+        dataset.full_init()
     if hasattr(type(dataset), 'prepare_data'):
         return [dataset]
     children = children_of(dataset)
@@ -175,20 +155,17 @@ def _leaves(dataset: Any) -> list[Any]:
     return list(found.values())
 
 
-def _scan(leaves: list[Any]) -> tuple[np.ndarray, np.ndarray]:
+def _scan(leaves: list[Any]) -> tuple[list[bytes], np.ndarray]:
     """A 64 bit digest of every item's picture, and its label or -1."""
     keys, labels, fields = [], [], class_fields()
     for number, leaf in enumerate(leaves):
         for i, info in enumerate(infos_of(leaf)):
-            digest = hashlib.blake2b(_picture(info, number, i), digest_size=8).digest()
-            keys.append(int.from_bytes(digest, 'little'))
+            keys.append(hashlib.blake2b(_picture(info, number, i), digest_size=8).digest())
             own = info if isinstance(info, Mapping) else {}
-            label = next((own[field] for field in fields if field in own), None)
-            if isinstance(label, (list, tuple, np.ndarray)) and np.size(label) == 1:
-                label = np.asarray(label).item()
-            single = isinstance(label, (int, np.integer)) and not isinstance(label, bool)
-            labels.append(int(label) if single else -1)  # type: ignore[arg-type]
-    return np.array(keys, dtype=np.uint64), np.array(labels, dtype=np.int64)
+            label = np.asarray(next((own[field] for field in fields if field in own), None))
+            single = label.size == 1 and np.issubdtype(label.dtype, np.integer)
+            labels.append(int(label.item()) if single else -1)
+    return keys, np.array(labels, np.int64)
 
 
 def infos_of(leaf: Any) -> Iterator[Any]:

@@ -15,15 +15,8 @@ _MIXES = re.compile(r'mosaic|mix_?up|cut_?mix|resize_?mix|copy_?paste', re.IGNOR
 def refuse_mixing(dataset: Any, data_preprocessor: Any = None) -> None:
     """Raise if an item of the dataset or a batch of the model is made of several pictures.
 
-    Such an item is no instance: there is no row of a bank it belongs to.
-
-    Args:
-        dataset (Dataset): The training set.
-        data_preprocessor (nn.Module, optional): That of the model, which may
-            mix a batch. Defaults to None.
-
-    Raises:
-        UsageError: Naming what mixes, and where it stands.
+    Such an item is no instance: there is no row of a bank it belongs to. See :func:`find_mixing`
+    for the arguments.
     """
     found = find_mixing(dataset, data_preprocessor)
     if found is not None:
@@ -69,11 +62,7 @@ def find_mixing(
 
 
 def mixes(augments: Any) -> bool:
-    """Whether a pipeline or the augmentations of a batch mix pictures.
-
-    Args:
-        augments (Any): As they are built, or their config.
-    """
+    """Whether a pipeline or the augmentations of a batch, built or as a config, mix pictures."""
     if isinstance(augments, (list, tuple)):
         return any(mixes(each) for each in augments)
     if isinstance(augments, Mapping):

@@ -50,79 +50,59 @@ def _decodes(path: str, strict: bool) -> bool:
     return True
 
 
-def label_fault(
-    sample: Any, path: str, classes: Optional[int] = None, ignored: Collection[int] = (255,)
-) -> Optional[str]:
-    """What is wrong with the label map of a packed item; None if it fits picture and classes.
-
-    Args:
-        sample (SegDataSample): The data sample, with its ``gt_sem_seg``.
-        path (str): File of the label map.
-        classes (int, optional): How many classes the dataset has. Defaults to
-            None, not known.
-        ignored (Collection[int]): Values that stand for no class.
-            Defaults to (255,).
-    """
+def _check_label_map(
+    sample: Any, path: str, classes: Optional[int], ignored: Collection[int]
+) -> None:
+    """See that the label map of a packed item fits its picture and, if known, the classes."""
     labels = sample.gt_sem_seg.data
     if labels.dim() != 3 or labels.size(0) != 1:
-        return (
+        raise DataError(
             f'label map {path} has the shape {tuple(labels.squeeze().shape)} instead of one class '
             'number for each pixel, height x width; is it a color picture? Convert it'
         )
     size, meta = tuple(labels.shape[1:]), sample.metainfo
     sizes = {tuple(meta[key][:2]) for key in ('img_shape', 'ori_shape') if key in meta}
     if sizes and size not in sizes:
-        return (
-            f'label map {path} does not have the size of its picture: {size[0]} x {size[1]} where '
-            f'the picture has {" or ".join(f"{h} x {w}" for h, w in sorted(sizes))} pixels'
-        )
+        raise _other_size(path, size, sizes)
     if not classes:
-        return None
+        return
     # Not unique(), which sorts all pixels.
     found = labels.flatten().bincount().nonzero().flatten().tolist()
     wrong = [value for value in found if value >= classes and value not in ignored]
-    if not wrong:
-        return None
-    known = ' and '.join(map(str, sorted(ignored)))
-    return (
-        f'label map {path} has the value {wrong[0]}, but the dataset has {classes} classes (0 to '
-        f'{classes - 1}, and {known} for none); convert its labels, or give metainfo.classes all '
-        'classes'
-    )
+    if wrong:
+        known = ' and '.join(map(str, sorted(ignored)))
+        raise DataError(
+            f'label map {path} has the value {wrong[0]}, but the dataset has {classes} classes (0 '
+            f'to {classes - 1}, and {known} for none); convert its labels, or give '
+            'metainfo.classes all classes'
+        )
 
 
-def _file_sizes(paths: list[str]) -> Optional[str]:
-    """A message if picture and label map, both readable, are not of one size."""
-    if len(paths) != 2:
-        return None
+def _check_sizes(picture: str, label_map: str) -> None:
+    """See that picture and label map, both readable, are of one size."""
     sizes = []
-    for path in paths:
+    for path in (picture, label_map):
         with Image.open(path) as image:
             sizes.append(image.size[::-1])
-    if sizes[0] == sizes[1]:
-        return None
-    (high, wide), (label_high, label_wide) = sizes
-    return (
-        f'label map {paths[1]} does not have the size of its picture: {label_high} x {label_wide} '
-        f'where the picture has {high} x {wide} pixels'
+    if sizes[0] != sizes[1]:
+        raise _other_size(label_map, sizes[1], sizes[:1])
+
+
+def _other_size(path: str, size: tuple, sizes: Collection[tuple]) -> DataError:
+    return DataError(
+        f'label map {path} does not have the size of its picture: {size[0]} x {size[1]} where '
+        f'the picture has {" or ".join(f"{h} x {w}" for h, w in sorted(sizes))} pixels'
     )
 
 
 class NamingPipeline:
     """A pipeline that tells which file was broken when it fails.
 
-    Args:
-        pipeline (Callable): The pipeline of a dataset.
-        labels (dict, optional): ``classes`` and ``ignored`` of
-            :func:`label_fault` for a segmentation dataset, whose label maps are
-            looked at. Defaults to None.
-        boxes (bool): Whether the boxes of a packed item must have an inside.
-            Defaults to False.
+    ``labels`` are the ``classes`` and ``ignored`` values of a segmentation dataset, whose label
+    maps are looked at; ``boxes`` says whether those of a packed item must have an inside.
     """
 
-    def __init__(
-        self, pipeline: Callable, labels: Optional[dict[str, Any]] = None, boxes: bool = False
-    ) -> None:
+    def __init__(self, pipeline: Callable, labels: Optional[dict[str, Any]], boxes: bool) -> None:
         self.pipeline = pipeline
         self.labels = labels
         self.boxes = boxes
@@ -132,7 +112,7 @@ class NamingPipeline:
         # Taken before a transform changes them.
         paths = [info[key] for key in _KEYS if _is_local(info.get(key))]
         label_path = str(info.get('seg_map_path'))
-        xml_path = str(info.get('xml_path') or info.get('img_path'))
+        xml_path = info.get('xml_path') or info.get('img_path')
         try:
             packed = self.pipeline(data)
         except Exception as error:
@@ -140,15 +120,12 @@ class NamingPipeline:
                 fault = picture_fault(path, strict=path == label_path)
                 if fault is not None:
                     raise DataError(fault) from error
-            fault = _file_sizes(paths) if self.labels is not None else None
-            if fault is not None:
-                raise DataError(fault) from error
+            if self.labels is not None and len(paths) == len(_KEYS):
+                _check_sizes(*paths)
             raise
         sample = packed.get('data_samples') if isinstance(packed, Mapping) else None
         if self.labels is not None and sample is not None and 'gt_sem_seg' in sample:
-            fault = label_fault(sample, label_path, **self.labels)
-            if fault is not None:
-                raise DataError(fault)
+            _check_label_map(sample, label_path, **self.labels)
         if self.boxes and sample is not None and _has_flat_box(sample):
             raise DataError(
                 f'annotation {xml_path}: a box lies beyond its picture, or has no inside once '
@@ -157,9 +134,7 @@ class NamingPipeline:
         return packed
 
     def __getattr__(self, name: str) -> Any:
-        if name in ('pipeline', 'labels', 'boxes') or name.startswith(
-            '__'
-        ):  # not there while it is unpickled
+        if name.startswith('__') or 'pipeline' not in vars(self):  # while it is unpickled
             raise AttributeError(name)
         return getattr(self.pipeline, name)
 

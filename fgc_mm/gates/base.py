@@ -19,17 +19,6 @@ OptDict = Optional[dict]
 _is_compiling = getattr(torch.compiler, 'is_compiling', lambda: False)
 
 
-def pool_mean(x: Tensor) -> Tensor:
-    """Mean over the positions, at least in float32."""
-    half = x.dtype in (torch.float16, torch.bfloat16)
-    dtype = torch.float32 if half else None
-    last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
-    if last and x.size(2) * x.size(3) >= 1024:
-        # One dimension is reduced faster than two.
-        return x.permute(0, 2, 3, 1).flatten(1, 2).mean(dim=1, dtype=dtype)
-    return x.mean(dim=(2, 3), dtype=dtype)
-
-
 class Gate(BaseModule):
     """Decides per image which channels of one convolution are computed.
 
@@ -94,23 +83,15 @@ class Gate(BaseModule):
         """Set the gate's own initial values, in ``__init__`` and ``init_weights``."""
 
     def shift(self, amount: Union[float, Tensor]) -> None:
-        """Make every channel likelier to be open, or less likely.
+        """Add to all logits, or to that of each channel: what a controller of the cost turns.
 
-        What a controller of the cost turns; only gates whose openness is learned
-        have it.
-
-        Args:
-            amount (float | Tensor): Added to all logits, or to that of each channel.
+        Only gates whose openness is learned have it.
         """
         raise self._not_learned()
 
     def sharpen(self, factor: float) -> None:
-        """Make every decision surer without changing any of them.
-
-        Args:
-            factor (float): What all logits are multiplied by, seen from that of
-                the threshold.
-        """
+        """Multiply all logits, seen from that of the threshold: decisions get surer, and none
+        changes."""
         raise self._not_learned()
 
     def _not_learned(self) -> UsageError:
@@ -132,29 +113,21 @@ class Gate(BaseModule):
         super().init_weights()
 
     def pool(self, x: Tensor) -> Tensor:
-        """Pooled block input, B x in_channels, float32 under autocast too."""
-        return pool_mean(x)
+        """Mean over the positions, B x in_channels, float32 under autocast too."""
+        half = x.dtype in (torch.float16, torch.bfloat16)
+        dtype = torch.float32 if half else None
+        last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+        if last and x.size(2) * x.size(3) >= 1024:
+            # One dimension is reduced faster than two.
+            return x.permute(0, 2, 3, 1).flatten(1, 2).mean(dim=1, dtype=dtype)
+        return x.mean(dim=(2, 3), dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Decide, and leave ``self.record``.
-
-        Args:
-            x (Tensor): The pooled block input, or the block input itself.
-
-        Returns:
-            Tensor: B x channels, what the feature is multiplied with.
-        """
+        """Decide on a block input, pooled or not, and leave ``self.record``; the multiplier."""
         return self.settle(*self.decision(x))
 
     def decision(self, x: Tensor) -> tuple[Tensor, GateRecord]:
-        """Decide without leaving a record, for tracers and several threads.
-
-        Args:
-            x (Tensor): The pooled block input, or the block input itself.
-
-        Returns:
-            tuple: As :meth:`decide`, with ``forced`` taken into account.
-        """
+        """Decide without leaving a record, for tracers and several threads."""
         if x.dim() == 4:
             x = self.pool(x)
         if x.dim() != 2 or x.size(1) != self.in_channels:
@@ -162,26 +135,24 @@ class Gate(BaseModule):
                 f'{type(self).__name__}: an input of shape {tuple(x.shape)} does not fit '
                 f'in_channels={self.in_channels}'
             )
+        dtype = torch.float32
+        for parameter in self.parameters():  # torch.compile cannot trace next()
+            dtype = parameter.dtype
+            break
         with torch.autocast(x.device.type, enabled=False):
-            return self.impose(*self.decide(x.to(self._dtype())))
+            return self.impose(*self.decide(x.to(dtype)))
 
     def impose(self, multiplier: Tensor, record: GateRecord) -> tuple[Tensor, GateRecord]:
         """A decision, or in its place that of ``forced`` if there is one."""
         if self.forced is not None:
-            multiplier = self._forced_mask(record)
+            like = record.mask
+            forced = torch.as_tensor(self.forced, dtype=like.dtype, device=like.device)
+            multiplier = forced.expand_as(like)
             record = GateRecord(record.logits, record.probs, multiplier)
         return multiplier, record
 
     def settle(self, multiplier: Tensor, record: GateRecord) -> Tensor:
-        """Keep the record of a decision.
-
-        Args:
-            multiplier (Tensor): B x channels, what was decided.
-            record (GateRecord): Its record.
-
-        Returns:
-            Tensor: The multiplier.
-        """
+        """Keep the record of a decision, and hand its multiplier on."""
         if self.calls > 1:
             new = self.record is None or len(self.records) >= self.calls
             self.records = [record] if new else [*self.records, record]
@@ -232,20 +203,9 @@ class Gate(BaseModule):
         if self.record is not None:
             self.record.feature = pooled_feature.detach()
 
-    def _forced_mask(self, record: GateRecord) -> Tensor:
-        like = record.mask
-        if isinstance(self.forced, Tensor):
-            return self.forced.to(like).expand_as(like)
-        return torch.full_like(like, float(self.forced))  # type: ignore[arg-type]
-
     def __getstate__(self) -> dict:
         # A record belongs to one pass: copies and pickles start without.
         return {**self.__dict__, 'record': None, 'records': [], 'multiplier': None}
-
-    def _dtype(self) -> torch.dtype:
-        for parameter in self.parameters():  # torch.compile cannot trace next()
-            return parameter.dtype
-        return torch.float32
 
     def extra_repr(self) -> str:
         return f'in_channels={self.in_channels}, channels={self.channels}'

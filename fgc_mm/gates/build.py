@@ -12,14 +12,7 @@ from .base import Gate
 
 
 def check_gate(cfg: Any) -> None:
-    """See that a config is one of a gate.
-
-    Args:
-        cfg (dict): The config.
-
-    Raises:
-        UsageError: If it is not; it names the gates there are.
-    """
+    """See that a config is one of a gate; the error names the gates there are."""
     if not isinstance(cfg, dict) or 'type' not in cfg:
         raise UsageError(
             f"gate={cfg!r} must be a dict such as dict(type='BinConcreteGate'), or None for the "
@@ -34,12 +27,7 @@ def check_gate(cfg: Any) -> None:
 
 
 def build_gate(cfg: dict, in_channels: int, channels: int) -> Gate:
-    """Build a gate of the given widths from its config.
-
-    Args:
-        cfg (dict): Config of the gate, such as ``dict(type='BinConcreteGate')``.
-        in_channels (int): Channels of what it reads.
-        channels (int): Channels it decides over.
+    """Build the gate of a config, which reads ``in_channels`` and decides over ``channels``.
 
     Raises:
         UsageError: If the config is not that of a gate, or has other widths.

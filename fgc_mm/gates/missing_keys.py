@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
 import torch.nn as nn
 from mmengine.logging import print_log
@@ -13,33 +14,27 @@ from .utils import find_gates
 
 
 def report_missing(network: nn.Module, incompatible: tuple[list[str], list[str]]) -> None:
-    """Post hook of loading: count the missing keys, gates apart.
-
-    Args:
-        network (nn.Module): What was loaded.
-        incompatible (tuple): Its missing and unexpected keys; those of gates are taken out.
+    """Post hook of loading: tell of missing keys, and take those of gates out of mmengine's own
+    report, which would list them all.
 
     Raises:
         UsageError: If the checkpoint has none of the network's own keys.
     """
     name, missing = type(network).__name__, incompatible[0]
-    gates = [f'{gate}.' for gate in find_gates(network)]
-    new = [key for key in missing if key.startswith(tuple(gates))]
-    # Taken out of mmengine's own report, which would list them all as missing.
-    missing[:] = [key for key in missing if key not in set(new)]
-    lost = [key for key in missing if not key.endswith('num_batches_tracked')]
-    own = [key for key in network.state_dict() if not key.startswith(tuple(gates))]
-    total = sum(not key.endswith('num_batches_tracked') for key in own)
+    gates = tuple(f'{gate}.' for gate in find_gates(network))
+    new = _counted(key for key in missing if key.startswith(gates))
+    missing[:] = [key for key in missing if not key.startswith(gates)]
+    lost = _counted(missing)
+    total = len(_counted(key for key in network.state_dict() if not key.startswith(gates)))
     if lost and len(lost) == total:
         raise UsageError(
             f"{name}: the checkpoint has none of the network's {total} keys, such as {lost[0]!r}; "
             "does init_cfg need a prefix, such as prefix='backbone.'?"
         )
     if new:
-        keys = sum(not key.endswith('num_batches_tracked') for key in new)
         count = sum(any(key.startswith(gate) for key in new) for gate in gates)
         print_log(
-            f'{name}: {keys} keys of {count} gates are new, not in the checkpoint',
+            f'{name}: {len(new)} keys of {count} gates are new, not in the checkpoint',
             logger='current',
         )
     if lost:
@@ -49,3 +44,8 @@ def report_missing(network: nn.Module, incompatible: tuple[list[str], list[str]]
             logger='current',
             level=logging.WARNING,
         )
+
+
+def _counted(keys: Iterable[str]) -> list[str]:
+    """Keys that every checkpoint has: files older than PyTorch 0.4.1 do not count batches."""
+    return [key for key in keys if not key.endswith('num_batches_tracked')]

@@ -59,27 +59,15 @@ def records_of(gates: Mapping[str, Gate]) -> dict[str, GateRecord]:
 
 
 def gated_blocks(model: nn.Module) -> dict[str, list[tuple[str, Gate]]]:
-    """All blocks that hold gates, in network order.
-
-    Args:
-        model (nn.Module): A backbone, or any model with one inside.
-
-    Returns:
-        dict[str, list]: Name of the block -> its gates as (name, gate), the
-        names as in ``model.named_modules()``.
-    """
+    """All blocks that hold gates, in network order: name of the block -> its gates as (name,
+    gate), the names as in ``model.named_modules()``."""
     blocks: dict[str, list[tuple[str, Gate]]] = {}
     for name, gate in find_gates(model).items():
-        blocks.setdefault(_block_of(name, gate), []).append((name, gate))
+        block = name.rpartition('.')[0]
+        if gate.block is not None:  # that is the network's child `gates`
+            block = '.'.join(filter(None, (block.rpartition('.')[0], gate.block)))
+        blocks.setdefault(block, []).append((name, gate))
     return blocks
-
-
-def _block_of(name: str, gate: Gate) -> str:
-    holder = name.rpartition('.')[0]
-    if gate.block is None:
-        return holder
-    network = holder.rpartition('.')[0]
-    return '.'.join(filter(None, (network, gate.block)))
 
 
 def match_blocks(layers: Layers, names: Sequence[str], key: str = 'layers') -> list[str]:
@@ -116,39 +104,28 @@ def _match_one(item: Union[str, int], names: Sequence[str], key: str) -> list[st
         )
     if item == 'all':
         return list(names)
+    stages = [name.rpartition('.')[0] for name in names]
     if item == 'last_stage':
-        last = names[-1].rpartition('.')[0]
-        return [name for name in names if name.rpartition('.')[0] == last]
-    found = [name for name in names if item in _short_names(name, names)]
+        return [name for name, stage in zip(names, stages, strict=True) if stage == stages[-1]]
+    # What all begin with, short of the stage: as much of it as one likes may be left out.
+    above = [name.split('.')[:-2] for name in names]
+    differ = (i for i, parts in enumerate(zip(*above, strict=False)) if len(set(parts)) > 1)
+    common = next(differ, min(map(len, above)))
+
+    def ways(name: str) -> list[str]:
+        parts = name.split('.')
+        return ['.'.join(parts[skip:]) for skip in range(common + 1)]
+
+    pairs = zip(names, stages, strict=True)
+    found = [n for n, stage in pairs if item and item in (*ways(n), *ways(stage))]
     if not found:
-        common = len(_common_parts(names))
-        shown = ['.'.join(name.split('.')[common:]) for name in names]
-        stages = list(dict.fromkeys(name.rpartition('.')[0] for name in shown if '.' in name))
+        shown = [ways(name)[-1] for name in names]
+        known = dict.fromkeys(name.rpartition('.')[0] for name in shown if '.' in name)
         raise UsageError(
             f'{key}: {item!r} names no block; choose from '
-            f"'all', 'last_stage', an index, {', '.join(map(repr, stages + shown))}"
+            f"'all', 'last_stage', an index, {', '.join(map(repr, [*known, *shown]))}"
         )
     return found
-
-
-def _common_parts(names: Sequence[str]) -> list[str]:
-    """Leading components shared by all names, short of the stage."""
-    common: list[str] = []
-    for parts in zip(*(name.split('.')[:-2] for name in names), strict=False):
-        if len(set(parts)) > 1:
-            break
-        common.append(parts[0])
-    return common
-
-
-def _short_names(name: str, names: Sequence[str]) -> set[str]:
-    """Every way to write a block or the stage it is in."""
-    parts = name.split('.')
-    short = set()
-    for skip in range(len(_common_parts(names)) + 1):
-        short.add('.'.join(parts[skip:]))
-        short.add('.'.join(parts[skip:-1]))
-    return short - {''}
 
 
 def select_blocks(model: nn.Module, layers: Layers) -> dict[str, list[tuple[str, Gate]]]:
@@ -173,16 +150,16 @@ def select_blocks(model: nn.Module, layers: Layers) -> dict[str, list[tuple[str,
     }
     blocks = {name: gates for name, gates in blocks.items() if gates}
     others = [name for name in every if name not in blocks]
-    if not blocks:
-        raise UsageError(
-            f'{type(model).__name__} has no gates to choose layers={layers!r} from; use a gated '
-            "backbone, such as backbone=dict(type='GatedResNet', ...)"
-        )
     why = (
         f'; {", ".join(others)} cannot be chosen: gates there decide for each level or region, and '
         'not once for a picture'
     )
     with in_context('', why if others else ''):
+        if not blocks:
+            raise UsageError(
+                f'{type(model).__name__} has no gates to choose layers={layers!r} from; use a '
+                "gated backbone, such as backbone=dict(type='GatedResNet', ...)"
+            )
         return {name: blocks[name] for name in match_blocks(layers, list(blocks))}
 
 

@@ -19,12 +19,12 @@ from torch.utils.data import DataLoader
 
 from ..datasets import check_dataset_paths, picture_fault
 from ..errors import DataError, UsageError
+from ..evaluation.pictures import find_pictures
 from ..runtime import unwrap
 from .export import Exported, Picture, export
 from .export_formats import FORMATS
 from .export_int8 import check_int8
 from .export_parts import find_part
-from .pictures import find_pictures
 from .slim_files import load_fitting
 
 

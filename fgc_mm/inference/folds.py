@@ -12,28 +12,26 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..sites.recorder import LAYER, Node, Record, Ref
 from ..sites.rules import NORMS
+from .kernels import ACTIVATIONS
 
-_ACTS = (nn.ReLU, nn.ReLU6, nn.SiLU)
+_IN_PLACE = ('relu', 'hardtanh', 'silu', 'add')
 
 
 @dataclass
 class Fold:
-    """The norm and the activation after a layer, by their names, and whether a tensor is added in
-    between, where nothing else reads what lies there."""
+    """The norm and the activation after a layer, by their names, and whether a tensor that nobody
+    needs later is added in between, where nothing else reads what lies between."""
 
-    norm: Optional[str] = None
-    act: Optional[str] = None
+    norm: str = ''
+    act: str = ''
     adds: bool = False
 
 
 def find_folds(record: Record, modules: Mapping[str, nn.Module]) -> dict[str, Fold]:
-    """Which norms and activations the layers of a network can do as well.
-
-    Args:
-        record (Record): A pass.
-        modules (Mapping): Path -> module.
-    """
+    """Which norms and activations the layers of a network can do as well."""
     readers = record.readers()
+    makers = {ref.value: node for node in record.nodes for ref in node.outputs}
+    kept = record.outputs | record.constants
     calls: dict[str, list[Node]] = {}
     norms: dict[str, list[Node]] = {}
     for node in record.nodes:
@@ -42,48 +40,54 @@ def find_folds(record: Record, modules: Mapping[str, nn.Module]) -> dict[str, Fo
         elif node.kind in NORMS:
             norms.setdefault(node.module, []).append(node)
 
-    def next_of(ref: Ref) -> Optional[Node]:
-        """The only one that reads a tensor, as its first argument."""
-        found = readers.get(ref.value, [])
-        if len(found) != 1 or ref.value in record.outputs:
+    def after(nodes: list[Node]) -> list[Node]:
+        """What reads the outputs first, if it is the same module and nothing else does."""
+        found = []
+        for value in [node.outputs[0].value for node in nodes]:
+            numbers = readers.get(value, [])
+            node = record.nodes[numbers[0]] if len(numbers) == 1 and value not in kept else None
+            first = node.args[0] if node is not None and node.args else None
+            if node is None or not isinstance(first, Ref) or first.value != value:
+                return []
+            found.append(node)
+        return found if len({node.module for node in found}) == 1 else []
+
+    def is_fresh(value: int) -> bool:
+        """Whether a tensor shares memory with no other."""
+        node = makers.get(value)
+        op = node.kind if node else ''
+        if node is not None and op in _IN_PLACE:
+            return is_fresh(node.read[0].value)
+        return op == LAYER or op in NORMS or op.startswith('max_pool')
+
+    def sum_of(value: int) -> Optional[Node]:
+        """The sum with a tensor that nobody needs later, if nothing else reads a value."""
+        number = readers.get(value, [-1])[-1]
+        node = record.nodes[number]
+        inputs = node.read
+        if node.kind != 'add' or len(inputs) != 2 or node.kwargs or value in kept:
             return None
-        node = record.nodes[found[0]]
-        first = node.args[0] if node.args else None
-        starts = isinstance(first, Ref) and first.value == ref.value
-        return node if starts or _is_sum(node) else None
+        other = inputs[inputs[0].value == value]
+        before = [record.nodes[i] for i in readers[other.value] if i != number]
+        spent = other.value not in kept and is_fresh(other.value) and number > 0
+        spent = spent and all(i <= number for i in readers[other.value])
+        same = inputs[0].shape == inputs[1].shape and len(readers[value]) == 1
+        return node if same and spent and all(node.op == LAYER for node in before) else None
 
     folds: dict[str, Fold] = {}
     for name, nodes in calls.items():
-        fold = Fold()
-        after = [next_of(node.outputs[0]) for node in nodes]
-        first = after[0]
-        if (
-            first is not None
-            and is_foldable(modules[first.module])
-            and all(node in norms.get(first.module, []) for node in after)
-            and len(norms[first.module]) == len(nodes)
-        ):
-            fold.norm = first.module
-            after = [next_of(node.outputs[0]) for node in after if node is not None]
-            first = after[0]
-        if all(node is not None and _is_sum(node) for node in after):
-            sums = [next_of(node.outputs[0]) for node in after if node is not None]
-            fold.adds = True
-            if all(node is not None and type(modules[node.module]) is nn.ReLU for node in sums):
-                fold.act = sums[0].module if sums[0] is not None else None
-        elif first is not None and type(modules[first.module]) in _ACTS:
-            kind = type(modules[first.module])
-            if all(node is not None and type(modules[node.module]) is kind for node in after):
-                fold.act = first.module
-        folds[name] = fold
+        folds[name] = fold = Fold()
+        reading = after(nodes)
+        module = reading[0].module if reading else ''
+        if reading and reading == norms.get(module) and is_foldable(modules[module]):
+            fold.norm, nodes = module, reading
+        sums = [node for node in map(sum_of, [n.outputs[0].value for n in nodes]) if node]
+        fold.adds = len(sums) == len(nodes)
+        reading = after(sums if fold.adds else nodes)
+        act = modules[reading[0].module] if reading else None
+        if type(act) in ACTIVATIONS and 'forward' not in vars(act):
+            fold.act = reading[0].module
     return folds
-
-
-def _is_sum(node: Node) -> bool:
-    """Whether it adds two tensors of one shape."""
-    shapes = [value.shape for value in node.args if isinstance(value, Ref)]
-    same = len(shapes) == len(node.args) == 2 and shapes[0] == shapes[1]
-    return node.kind == 'add' and same and not node.kwargs
 
 
 def is_foldable(norm: Any) -> bool:

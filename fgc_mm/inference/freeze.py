@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Optional
@@ -26,16 +27,7 @@ from .decisions import Decisions
 from .folds import Fold, find_folds
 from .frozen_layer import ActivationForward, LayerForward, ScaledForward, SkippedForward
 from .frozen_pass import Pass, Side
-from .frozen_sites import (
-    factors_of,
-    first_of,
-    groups,
-    paths_of,
-    put_back,
-    region_of,
-    sites_of,
-    within,
-)
+from .frozen_sites import factors_of, paths_of, region_of, sites_of, step_of, within
 from .frozen_source import RegionForward, SourceForward, without_hooks
 from .memory import to_contiguous
 from .ways import WAYS, Ways
@@ -110,7 +102,7 @@ class FrozenReport:
     Attributes:
         sites (dict): Site -> None if its closed channels are left out, else why they are masked.
         norms (int): Norms that are folded into layers.
-        blocks (dict): Source -> its :class:`~fgc_mm.inference.ways.Ways`.
+        blocks (dict): Module -> its :class:`~fgc_mm.inference.ways.Ways`.
     """
 
     sites: dict[str, Optional[str]] = field(default_factory=dict)
@@ -134,20 +126,13 @@ class FrozenReport:
         ]
         lines += [f'{site}: masked, {reason}' for site, reason in self.masked.items()]
         for block, ways in self.blocks.items():
-            chosen = {f'{key[0]} x 2^{key[1] / 2:g}': way for key, way in ways.best.items()}
-            if chosen:
-                lines.append(f'{block}: {", ".join(f"{way} at {k}" for k, way in chosen.items())}')
+            chosen = [f'{way} at {n} x 2^{size}' for (n, size), way in ways.best.items()]
+            lines += [f'{block}: {", ".join(chosen)}'] if chosen else []
         return '\n'.join(lines)
 
 
 class Freezer:
-    """Prepares a network in place, and takes that back.
-
-    Args:
-        network (nn.Module): The network, in evaluation mode.
-        way (str): See :func:`freeze`.
-        channels_last (bool): See :func:`freeze`.
-    """
+    """Prepares a network in place, see :func:`freeze`, and takes that back."""
 
     def __init__(self, network: nn.Module, way: str = 'auto', channels_last: bool = True) -> None:
         ways = ('auto', *(w for w in WAYS if w != 'fixed'))
@@ -162,9 +147,7 @@ class Freezer:
         self._root: Optional[RootForward] = None
         self._lock = threading.RLock()
         self._before: list[tuple[nn.Module, Any]] = []
-        self._hooks: list[tuple[nn.Module, list, list]] = []
-        self._sources: dict[str, SourceForward] = {}
-        self._masked: set[str] = set()  # what is computed of them follows other sites
+        self._hooks: list[tuple[nn.Module, dict, dict]] = []
 
     def attach(self) -> None:
         """Wait for the first picture."""
@@ -178,8 +161,13 @@ class Freezer:
             module.__dict__.pop('forward', None)
             if forward is not None:
                 module.__dict__['forward'] = forward
-        for module, order, taken in self._hooks:
-            put_back(module, order, taken)
+        for module, hooks, flags in self._hooks:
+            now = module._forward_pre_hooks
+            kept = {i: h for i, h in hooks.items() if i in now or isinstance(h, (Decide, Mask))}
+            after = {**kept, **now}  # in their places, and what came since
+            now.clear()
+            now.update(after)
+            module._forward_pre_hooks_with_kwargs.update(flags)
         self._before, self._hooks, self._root, self.ready = [], [], None, False
 
     def prepare(self, args: tuple, kwargs: dict) -> None:
@@ -187,30 +175,24 @@ class Freezer:
         with self._lock:
             if self.ready:
                 return
-            modules = dict(self.network.named_modules())
-            record = self._record(modules, args, kwargs)
+            modules: dict[str, Any] = dict(self.network.named_modules())
+            record: Optional[Record] = None  # of a pass without gates
+            self.state.recorded = True
+            with without_hooks(modules.values()), suppress(ExampleError):
+                record = record_pass(self.network, args, kwargs, is_layer)
+            self.state.recorded = False
             folds = find_folds(record, modules) if record else {}
             sites = sites_of(modules)
             self.report.sites = dict.fromkeys(sites, 'its region has not run')
             self._take_hooks(modules)
-            self._layers(modules, sites, folds)
+            sides = Sides(sites)
+            self._layers(modules, sides, folds)
             self._scales(modules, sites, folds)
-            self._blocks(modules, sites, record)
-            self._layout(modules)
+            self._blocks(modules, sites, sides, record)
+            if self.channels_last:  # for the network itself, not for the heads around it
+                network = modules[_inner_of(modules)]
+                self._replace(network, LayoutForward(self._forward_of(network)))
             self.ready = True
-
-    def _record(
-        self, modules: Mapping[str, nn.Module], args: tuple, kwargs: dict
-    ) -> Optional[Record]:
-        """One pass of the network without its gates, None if it cannot be recorded."""
-        self.state.recorded = True
-        try:
-            with without_hooks(modules.values()):
-                return record_pass(self.network, *first_of(args, kwargs), is_layer)
-        except ExampleError:
-            return None
-        finally:
-            self.state.recorded = False
 
     def _forward_of(self, module: nn.Module) -> Any:
         """What is called in a module now."""
@@ -224,48 +206,28 @@ class Freezer:
         self._before.append((module, module.__dict__.get('forward')))
         module.__dict__['forward'] = forward
 
-    def _take_hooks(self, modules: Mapping[str, nn.Module]) -> None:
+    def _take_hooks(self, modules: dict[str, Any]) -> None:
         """Decisions and masks are made elsewhere from now on."""
         for module in modules.values():
-            hooks = module._forward_pre_hooks
-            taken = [(i, h) for i, h in hooks.items() if isinstance(h, (Decide, Mask))]
+            hooks, flags = module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs
+            taken = [i for i, hook in hooks.items() if isinstance(hook, (Decide, Mask))]
             if taken:
-                flags = module._forward_pre_hooks_with_kwargs
-                self._hooks.append((module, list(hooks), [(i, h, i in flags) for i, h in taken]))
-                for i, _ in taken:
-                    del hooks[i]
-                    flags.pop(i, None)
+                self._hooks.append((module, dict(hooks), {i: flags[i] for i in taken}))
+            for i in taken:
+                del hooks[i], flags[i]
 
-    def _layers(
-        self,
-        modules: Mapping[str, Any],
-        sites: Mapping[str, tuple[Site, Gate]],
-        folds: Mapping[str, Fold],
-    ) -> None:
-        ins: dict[str, list] = {}
-        outs: dict[str, list] = {}
-        for name, (site, _) in sites.items():
-            for end in (*site.producers, *site.through):
-                outs.setdefault(end.module, []).append((name, end.index))
-            for end in site.consumers:
-                ins.setdefault(end.module, []).append((name, end.index))
-        for name, (site, _) in sites.items():
-            others = factors_of(name, site, ins)
-            if others:
-                outs[name] = others
-                self._masked.add(name)
+    def _layers(self, modules: dict[str, Any], sides: Sides, folds: Mapping[str, Fold]) -> None:
         inner = _inner_of(modules)
+        acts: set[nn.Module] = set()
         for name, layer in modules.items():
             if not is_layer(layer) or layer_fault(layer) or 'forward' in layer.__dict__:
                 continue
             fold = folds.get(name, Fold())
-            reads = Side(ins[name]) if name in ins else None
-            makes = Side(outs[name]) if name in outs else None
+            reads = Side(sides.ins[name], reads=True) if name in sides.ins else None
+            makes = Side(sides.outs[name]) if name in sides.outs else None
             if isinstance(layer, nn.Linear) and not (reads or makes or fold.norm):
                 continue
-            norm = modules[fold.norm] if fold.norm else None
-            act = modules[fold.act] if fold.act else None
-            act = act if act is None or 'forward' not in act.__dict__ or _ours(act) else None
+            norm, act = (modules[part] if part else None for part in (fold.norm, fold.act))
             last = self.channels_last and within(name, inner)
             self._replace(
                 layer, LayerForward(layer, self.state, norm, act, reads, makes, last, fold.adds)
@@ -273,15 +235,11 @@ class Freezer:
             if norm is not None:
                 self._replace(norm, SkippedForward(norm, self.state))
                 self.report.norms += 1
-            if act is not None and not _ours(act):
-                self._replace(act, ActivationForward(act, self.state))
+            acts.update([] if act is None else [act])
+        for act in acts:
+            self._replace(act, ActivationForward(act, self.state))
 
-    def _scales(
-        self,
-        modules: Mapping[str, Any],
-        sites: Mapping[str, tuple[Site, Gate]],
-        folds: Mapping[str, Fold],
-    ) -> None:
+    def _scales(self, modules: dict[str, Any], sites: SitesOf, folds: Mapping[str, Fold]) -> None:
         folded = {fold.norm for fold in folds.values()}
         found: dict[str, dict[str, tuple[int, list]]] = {}
         for name, (site, _) in sites.items():
@@ -291,71 +249,90 @@ class Freezer:
                     ends = found.setdefault(owner, {}).setdefault(tensor, (scale.dim, []))[1]
                     ends.append((name, scale.index))
         for owner, tensors in found.items():
-            sides = {tensor: (dim, Side(ends)) for tensor, (dim, ends) in tensors.items()}
+            follows = {tensor: (dim, Side(ends)) for tensor, (dim, ends) in tensors.items()}
             module = modules[owner]
             self._replace(
-                module, ScaledForward(module, self._forward_of(module), self.state, sides)
+                module, ScaledForward(module, self._forward_of(module), self.state, follows)
             )
 
     def _blocks(
-        self,
-        modules: Mapping[str, Any],
-        sites: Mapping[str, tuple[Site, Gate]],
-        record: Optional[Record],
+        self, modules: dict[str, Any], sites: SitesOf, sides: Sides, record: Optional[Record]
     ) -> None:
         called = {call.module for call in record.calls} if record else None
+        device = next((p.device.type for p in self.network.parameters()), 'cpu')
+        regions: dict[str, set[str]] = {}
+        ways: dict[str, Ways] = {}
+        for name, (site, _) in sites.items():
+            region = region_of(site, modules, called)
+            regions.setdefault(region, set()).add(name)
+            own = Ways(self.way, device == 'cpu')
+            ways[name] = self.report.blocks.setdefault(region, own)
         by_source: dict[tuple[str, int], list[str]] = {}
-        regions: dict[str, list[set[str]]] = {}
         for name, (site, _) in sites.items():
             by_source.setdefault((site.source, site.axis), []).append(name)
-        for group in groups({name: site for name, (site, _) in sites.items()}):
-            regions.setdefault(region_of([sites[n][0] for n in group], modules, called), []).append(
-                group
-            )
-        device = next((p.device.type for p in self.network.parameters()), 'cpu')
-        for (source, axis), names in by_source.items():
-            gates = {name: sites[name][1] for name in names}
-            encloses = all(within(path, source) for n in names for path in paths_of(sites[n][0]))
-            ways = Ways(self.way, device == 'cpu')
-            module = modules[source]
-            read = [end for end in sites[names[0]][0].reads if end.module in sites]
+        is_read = {end.module for site, _ in sites.values() for end in site.reads}
+        steps = {
+            name: step_of(name, site, modules, sides.ins, sides.outs, name in is_read)
+            for name, (site, _) in sites.items()
+        }
+        for (source, axis), decided in by_source.items():
+            gates = {name: sites[name][1] for name in decided}
+            read = [end for end in sites[decided[0]][0].reads if end.module in sites]
             side = Side([(end.module, end.index) for end in read]) if read else None
             decide = Decisions(gates, axis, side)
-            forward = SourceForward(self._forward_of(module), self.state, decide, ways, encloses)
-            forward.masked = self._masked & gates.keys()
-            self._replace(module, forward)
-            self._sources.update(dict.fromkeys(names, forward))
-            self.report.blocks[source] = ways
-        sources = [source for source, _ in by_source]
-        for region, members in regions.items():
-            module = modules[region]
-            alone = sum(within(path, region) for path in sources) == 1 and sum(
-                any(within(p, region) for p in paths_of(s)) for s, _ in sites.values()
-            ) == sum(map(len, members))
-            inner = self._forward_of(module)
-            own = inner if alone and isinstance(inner, SourceForward) else None
-            inside = [part for part in modules.values() if part is not module]
+            module = modules[source]
             self._replace(
-                module, RegionForward(inner, self.state, inside, members, self._settle, own)
+                module, SourceForward(self._forward_of(module), self.state, decide, ways, steps)
             )
-
-    def _settle(self, site: str, reason: Optional[str]) -> None:
-        """What came of a trial."""
-        self.report.sites[site] = reason
-        source = self._sources[site]
-        source.gathered = (source.gathered | ({site} if reason is None else set())) - self._masked
-
-    def _layout(self, modules: Mapping[str, Any]) -> None:
-        """Maps are laid out for the network itself, not for the heads around it."""
-        if self.channels_last:
-            module = modules[_inner_of(modules)]
-            self._replace(module, LayoutForward(self._forward_of(module)))
+        for region, names in regions.items():
+            # Images can be run one by one if nothing else is decided in there.
+            others = [site for name, (site, _) in sites.items() if name not in names]
+            inside = [source for source, _ in by_source if within(source, region)]
+            if inside == [region] and not any(
+                within(path, region) for site in others for path in paths_of(site)
+            ):
+                self.report.blocks[region].each = None  # it is tried
+            module = modules[region]
+            parts = [part for part in modules.values() if part is not module]  # and gates
+            own = self.report.blocks[region]
+            forward = RegionForward(
+                self._forward_of(module),
+                self.state,
+                parts,
+                names,
+                names & sides.follow,
+                own,
+                self.report.sites,
+            )
+            self._replace(module, forward)
 
     def __getstate__(self) -> dict:
         return {**self.__dict__, '_lock': None}
 
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state, _lock=threading.RLock())
+
+
+SitesOf = Mapping[str, tuple[Site, Gate]]
+
+
+class Sides:
+    """Which sites the inputs and outputs of layers follow, and the sites that only ``follow``."""
+
+    def __init__(self, sites: SitesOf) -> None:
+        self.ins: dict[str, list] = {}
+        self.outs: dict[str, list] = {}
+        self.follow: set[str] = set()
+        for name, (site, _) in sites.items():
+            for end in (*site.producers, *site.through):
+                self.outs.setdefault(end.module, []).append((name, end.index))
+            for end in site.consumers:
+                self.ins.setdefault(end.module, []).append((name, end.index))
+        for name, (site, _) in sites.items():
+            others = factors_of(name, site, self.ins)
+            if others:
+                self.outs[name] = others
+                self.follow.add(name)
 
 
 class RootForward:
@@ -399,7 +376,3 @@ def _forward_of(module: nn.Module) -> Any:
 def _inner_of(modules: Mapping[str, nn.Module]) -> str:
     """The network itself, without the heads around it."""
     return 'backbone' if 'backbone' in modules else ''
-
-
-def _ours(act: nn.Module) -> bool:
-    return isinstance(act.__dict__.get('forward'), ActivationForward)

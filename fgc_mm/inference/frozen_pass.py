@@ -12,47 +12,41 @@ import torch
 from torch import Tensor
 
 
-class Kept:
-    """The channels of a site that are computed.
-
-    Args:
-        mask (np.ndarray): For each decision, whether its channels are.
-        fixed (bool): Whether it is the same object for many pictures, so that the weights for
-            it are worth keeping. Defaults to False.
-    """
-
-    __slots__ = ('_index', 'fixed', 'mask')
-
-    def __init__(self, mask: np.ndarray, fixed: bool = False) -> None:
-        if not mask.any():  # no kernel computes nothing: one channel, multiplied by 0
-            mask = mask.copy()
-            mask[0] = True
-        self.mask = mask
-        self.fixed = fixed
-        self._index: Optional[Tensor] = None
-
-    def index(self, device: torch.device) -> Tensor:
-        """Their numbers."""
-        if self._index is None or self._index.device != device:
-            self._index = torch.from_numpy(np.flatnonzero(self.mask)).to(device)
-        return self._index
-
-
 class Opened:
-    """What was decided about a site in this pass, and what is computed of it.
+    """What was decided about a site in this pass (``values``, B x decisions, are what channels are
+    multiplied with), and what is computed of it (``mask``, None for everything).
 
-    Args:
-        values (np.ndarray): B x decisions, what channels are multiplied with.
-        kept (Kept, optional): What is computed. Defaults to None, everything.
-        exact (bool): Whether all that is computed is multiplied with 1.
+    If it is ``fixed`` for many pictures, the weights for it are worth keeping. What is computed is
+    padded to a multiple of ``step``: kernels are faster then, and fewer have to be made.
     """
 
-    __slots__ = ('exact', 'kept', 'values')
+    __slots__ = ('columns', 'exact', 'fixed', 'mask', 'rows', 'values')
 
-    def __init__(self, values: np.ndarray, kept: Optional[Kept], exact: bool) -> None:
+    def __init__(
+        self,
+        values: np.ndarray,
+        mask: Optional[np.ndarray] = None,
+        fixed: bool = False,
+        step: int = 1,
+    ) -> None:
+        own = values
+        if mask is not None:
+            rows = np.flatnonzero(mask)
+            if not len(rows):  # no kernel computes nothing: one channel, multiplied by 0
+                mask, rows = np.arange(len(mask)) == 0, np.zeros(1, np.int64)
+            own = values[:, rows]
+            self.rows = self.columns = rows
+            pads = -len(rows) % step
+            if pads and len(rows) + pads >= len(mask):
+                self.rows = np.arange(len(mask))
+                self.columns = np.where(mask, self.rows, len(mask))
+            elif pads:
+                self.rows = np.append(rows, rows[:1].repeat(pads))
+                self.columns = np.append(rows, [len(mask)] * pads)
+        self.exact = bool(own.all()) if own.dtype == bool else bool((own == 1).all())
         self.values = values
-        self.kept = kept
-        self.exact = exact
+        self.mask = None if mask is None or mask.all() else mask
+        self.fixed = fixed
 
 
 class Pass(threading.local):
@@ -60,72 +54,63 @@ class Pass(threading.local):
 
     Attributes:
         opened (dict): Site -> what was decided.
+        way (dict): Site -> how it is run, see :mod:`.ways`.
         original (bool): Whether layers run as they are, their inputs masked.
         recorded (bool): Whether its operations are being written down.
         done (Tensor, optional): What a layer returned that did the work of an activation as well.
-        trial (set, optional): The sites for which decisions are drawn.
-        gathered (set): Those whose closed channels are left out in a trial.
-        each (bool): Whether a trial runs image by image.
-        clocks (dict): Site -> when its last consumer was done, for those that are timed.
-        waiting (dict): Source -> what is timed and when it began.
+        trial (set): The sites for which decisions are drawn.
     """
 
     def __init__(self) -> None:
         self.opened: dict[str, Opened] = {}
+        self.way: dict[str, str] = {}
         self.original = False
         self.recorded = False
         self.done: Optional[Tensor] = None
-        self.trial: Optional[set[str]] = None
-        self.gathered: set[str] = set()
-        self.each = False
-        self.clocks: dict[str, float] = {}
-        self.waiting: dict[str, tuple] = {}
+        self.trial: set[str] = set()
 
     def __reduce__(self) -> tuple:
         return Pass, ()  # of a copy or a pickle nothing runs
 
 
 class Side:
-    """The inputs or outputs of a layer, or a tensor's entries, and the sites they follow.
+    """The inputs or outputs of a layer, or a tensor's entries, and the sites they follow: each with
+    the number of the decision for each channel, -1 for none, or None for decision i for channel i.
 
-    Args:
-        ends (Sequence): (site, for each channel the number of its decision, -1 where it follows
-            none, or None for decision i for channel i).
+    Where a layer ``reads``, what a site was padded with is channel ``len(mask)``, whose weights
+    are zero.
     """
 
-    def __init__(self, ends: Sequence[tuple[str, Optional[tuple[int, ...]]]]) -> None:
+    def __init__(
+        self, ends: Sequence[tuple[str, Optional[tuple[int, ...]]]], reads: bool = False
+    ) -> None:
         self.ends = [(site, None if i is None else np.asarray(i)) for site, i in ends]
-        self.plain = self.ends[0][0] if len(ends) == 1 and ends[0][1] is None else None
-
-    def kept(self, opened: dict[str, Opened]) -> tuple[Optional[np.ndarray], Any]:
-        """Which channels are computed, None for all, and what to keep weights by, if at all."""
-        mask: Optional[np.ndarray] = None
-        key: list[Optional[int]] = []
-        for site, index in self.ends:
-            known = opened.get(site)
-            if known is None or known.kept is None:
-                continue
-            mine = known.kept.mask
-            if index is not None:
-                mine = mine[index] | (index < 0)
-            mask = mine if mask is None else mask & mine
-            key.append(id(known.kept) if known.kept.fixed else None)
-        return mask, None if None in key else tuple(key)
+        self.reads = reads
 
     def index(
         self, opened: dict[str, Opened], device: torch.device
     ) -> tuple[Optional[Tensor], Any]:
-        """Their numbers, None for all, and what to keep weights by."""
-        if self.plain is not None:
-            known = opened.get(self.plain)
-            if known is None or known.kept is None:
-                return None, ()
-            kept = known.kept
-            return kept.index(device), (id(kept),) if kept.fixed else None
-        mask, key = self.kept(opened)
-        if mask is None or mask.all():
+        """The computed channels, None for all, and what to keep weights by, None if they are not
+        worth it."""
+        found = self._computed(opened)
+        if found is None:
             return None, ()
-        return torch.from_numpy(np.flatnonzero(mask)).to(device), key
+        known = [opened[site] for site, _ in self.ends if site in opened]
+        keep = all(one.fixed or one.mask is None for one in known)
+        key = tuple(one.mask is None for one in known) if keep else None
+        return torch.from_numpy(found).to(device), key
+
+    def _computed(self, opened: dict[str, Opened]) -> Optional[np.ndarray]:
+        mask: Optional[np.ndarray] = None
+        for site, index in self.ends:
+            known = opened.get(site)
+            if known is None or known.mask is None:
+                continue
+            if len(self.ends) == 1 and index is None:
+                return known.columns if self.reads else known.rows
+            mine = known.mask if index is None else known.mask[index] | (index < 0)
+            mask = mine if mask is None else mask & mine
+        return None if mask is None or mask.all() else np.flatnonzero(mask)
 
     def factor(self, opened: dict[str, Opened], everything: bool = False) -> Optional[np.ndarray]:
         """B x computed channels, what they are multiplied with; None if it is 1."""
@@ -140,5 +125,7 @@ class Side:
             found = values if found is None else found * values
         if found is None:
             return None
-        mask = None if everything else self.kept(opened)[0]
-        return (found if mask is None else found[:, mask]).astype(np.float32)
+        computed = None if everything else self._computed(opened)
+        if computed is not None:
+            found = found[:, np.minimum(computed, found.shape[1] - 1)]
+        return found.astype(np.float32)

@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
-from typing import Optional
+from collections.abc import Mapping
+from typing import Any, Optional
 
 import torch.nn as nn
-from torch import Tensor
 
 from ..gates import Gate
 from ..sites import Gates, Site
@@ -44,66 +42,34 @@ def factors_of(name: str, site: Site, ins: Mapping[str, list]) -> list:
     return others if fits else []
 
 
+def step_of(
+    name: str, site: Site, modules: Mapping[str, Any], ins: Mapping, outs: Mapping, is_read: bool
+) -> int:
+    """What the number of computed channels of a site is padded to a multiple of; 1 for a site of
+    few channels, or that shares layers with others."""
+    parts: list[Any] = [*site.producers, *site.through, *site.consumers, *site.scales]
+    alone = all(
+        len(sides.get(end.module, [name])) == 1
+        for sides, ends in ((outs, (*site.producers, *site.through)), (ins, site.consumers))
+        for end in ends
+    )
+    grouped = any(getattr(modules[end.module], 'groups', 1) > 1 for end in site.consumers)
+    if grouped or is_read or not alone or any(part.index is not None for part in parts):
+        return 1
+    return 16 if site.channels >= 128 else 8 if site.channels >= 32 else 1
+
+
 def within(path: str, module: str) -> bool:
     return not module or path == module or path.startswith(f'{module}.')
 
 
-def groups(sites: Mapping[str, Site]) -> list[set[str]]:
-    """Sites that share a layer on the same side, together."""
-    found: list[tuple[set[str], set[str]]] = []
-    for name, site in sites.items():
-        names = {name}
-        layers = {f'reads {end.module}' for end in site.consumers}
-        layers |= {f'makes {end.module}' for end in (*site.producers, *site.through)}
-        apart = []
-        for others, shared in found:
-            if shared & layers:
-                names |= others
-                layers |= shared
-            else:
-                apart.append((others, shared))
-        found = [*apart, (names, layers)]
-    return [names for names, _ in found]
-
-
-def region_of(
-    sites: Sequence[Site], modules: Mapping[str, nn.Module], called: Optional[set[str]]
-) -> str:
-    """The smallest module that is called and has all layers of some sites inside."""
-    paths = [path.split('.') for site in sites for path in paths_of(site)]
-    common = [
-        parts[0]
-        for parts in itertools.takewhile(lambda p: len(set(p)) == 1, zip(*paths, strict=False))
-    ]
-    while common:
-        path = '.'.join(common)
+def region_of(site: Site, modules: Mapping[str, nn.Module], called: Optional[set[str]]) -> str:
+    """The smallest module that is called and has all layers of a site inside."""
+    path = site.source
+    while path:
         row = isinstance(modules[path], (nn.ModuleList, nn.ModuleDict))
-        if not row and (called is None or path in called):
+        runs = not row and (called is None or path in called)
+        if runs and all(within(layer, path) for layer in paths_of(site)):
             return path
-        common = common[:-1]
+        path = path.rpartition('.')[0]
     return ''
-
-
-def put_back(module: nn.Module, order: list, taken: list) -> None:
-    """Hooks that were taken off a module, in their places."""
-    hooks, flags = module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs
-    mine = {number: (hook, flag) for number, hook, flag in taken}
-    now = dict(hooks)
-    hooks.clear()
-    for number in order:
-        if number in mine:
-            hooks[number] = mine[number][0]
-            if mine[number][1]:
-                flags[number] = True
-        elif number in now:
-            hooks[number] = now.pop(number)
-    hooks.update(now)
-
-
-def first_of(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """The first image of a batch, if tensors are all there is."""
-    values = [*args, *kwargs.values()]
-    count = len(values[0]) if values and isinstance(values[0], Tensor) else 0
-    if not all(isinstance(v, Tensor) and v.dim() and len(v) == count for v in values):
-        return args, kwargs
-    return tuple(v[:1] for v in args), {name: v[:1] for name, v in kwargs.items()}

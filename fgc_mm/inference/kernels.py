@@ -1,5 +1,5 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
-"""Convolutions of oneDNN with prepared weights, as PyTorch's own compiler calls them."""
+"""Convolutions of oneDNN, as PyTorch's own compiler calls them: with the activation inside."""
 
 from __future__ import annotations
 
@@ -9,33 +9,31 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-Activation = tuple[str, list, str]
 
-
-def _find(name: str, arguments: int) -> Optional[torch._ops.OpOverload]:
+def _find(name: str, arguments: int, kind: str = 'default') -> Optional[torch._ops.OpOverload]:
     """An operator of PyTorch's oneDNN library, None if this build lacks it or has
     another one of that name."""
     try:
-        found = getattr(torch.ops.mkldnn, name).default
+        found = getattr(getattr(torch.ops.mkldnn, name), kind)
     except (AttributeError, RuntimeError):
         return None
     return found if len(found._schema.arguments) == arguments else None
 
 
 _CONVOLVE = _find('_convolution_pointwise', 10)
+_ACCUMULATE = _find('_convolution_pointwise_', 13, 'binary')
 _TURN = _find('_convolution_transpose_pointwise', 11)
 _REORDER = _find('_reorder_convolution_weight', 6)
 
+NOTHING: tuple[str, list, str] = 'none', [], ''
 
-def activation(act: Optional[nn.Module]) -> Activation:
-    """How the kernels call an activation: name, numbers and algorithm; 'none' if they do not."""
-    if type(act) is nn.ReLU:
-        return 'relu', [], ''
-    if type(act) is nn.ReLU6:
-        return 'hardtanh', [0.0, 6.0], ''
-    if type(act) is nn.SiLU:
-        return 'swish', [], ''
-    return 'none', [], ''
+
+ACTIVATIONS: dict[type, tuple[str, list, str]] = {
+    nn.ReLU: ('relu', [], ''),
+    nn.ReLU6: ('hardtanh', [0.0, 6.0], ''),
+    nn.SiLU: ('swish', [], ''),
+}
+"""What the kernels call them: name, numbers and algorithm."""
 
 
 def autocasts() -> bool:
@@ -47,7 +45,7 @@ def autocasts() -> bool:
 
 
 def fits(x: Tensor) -> bool:
-    """Whether :func:`convolve` takes an input."""
+    """Whether the kernels take an input."""
     return (
         _CONVOLVE is not None
         and x.dtype == torch.float32
@@ -59,70 +57,51 @@ def fits(x: Tensor) -> bool:
     )
 
 
-def takes(layer: Any) -> bool:
-    """Whether :func:`convolve` can stand in for a layer."""
-    return isinstance(layer, nn.Conv2d) and not isinstance(layer.padding, str)
-
-
 def turns(conv: nn.Conv2d) -> bool:
     """Whether :func:`convolve_turned` can stand in for a convolution."""
     return (
         _TURN is not None
         and conv.groups == 1
         and conv.stride == (1, 1)
-        and conv.kernel_size != (1, 1)
         and min(_turned_padding(conv)) >= 0
     )
 
 
-def _turned_padding(conv: nn.Conv2d) -> list[int]:
-    assert not isinstance(conv.padding, str)
+def _turned_padding(conv: Any) -> list[int]:
     sides = zip(conv.kernel_size, conv.dilation, conv.padding, strict=True)
     return [(size - 1) * step - pad for size, step, pad in sides]
 
 
-def pack(conv: nn.Conv2d, weight: Tensor, x: Tensor, groups: int) -> Optional[Tensor]:
-    """A weight in the layout oneDNN computes with.
-
-    A convolution brings its weight into that layout first, each time: on small maps
-    that is half of its work.
-
-    Args:
-        conv (nn.Conv2d): Tells stride, padding and dilation.
-        weight (Tensor): The weight.
-        x (Tensor): An input. Others may be of other sizes.
-        groups (int): Number of groups.
-
-    Returns:
-        Tensor: An opaque tensor for :func:`convolve`, None if there is no way to
-        make one.
-    """
+def pack(conv: Any, weight: Tensor, x: Tensor, groups: int) -> Tensor:
+    """A weight in the layout oneDNN computes with, for :func:`convolve`: others are brought into it
+    each time, which is half of the work on small maps. Inputs may be of other sizes."""
     if _REORDER is None:
-        return None
-    shape = list(conv.padding), list(conv.stride), list(conv.dilation)  # type: ignore[arg-type]
+        return weight
+    shape = list(conv.padding), list(conv.stride), list(conv.dilation)
     return _REORDER(weight, *shape, groups, list(x.shape))
 
 
 def convolve(
-    conv: nn.Conv2d,
-    x: Tensor,
-    weight: Tensor,
-    bias: Optional[Tensor],
-    groups: int,
-    *act: Any,
+    conv: nn.Conv2d, x: Tensor, weight: Tensor, bias: Optional[Tensor], groups: int, *act: Any
 ) -> Tensor:
-    """A convolution with other weights, packed or not, and the activation after it.
-
-    Args:
-        conv (nn.Conv2d): Tells stride, padding and dilation.
-        x (Tensor): B x C x H x W, channels last.
-        weight (Tensor): The weight.
-        bias (Tensor, optional): The bias.
-        groups (int): Number of groups.
-        act: See :func:`activation`.
-    """
+    """A convolution with other weights, packed or not, and one of :data:`ACTIVATIONS` after it."""
     assert _CONVOLVE is not None
     return _CONVOLVE(x, weight, bias, conv.padding, conv.stride, conv.dilation, groups, *act)
+
+
+def accumulates(x: Tensor) -> bool:
+    """Whether :func:`accumulate` can add to a tensor."""
+    return _ACCUMULATE is not None and fits(x)
+
+
+def accumulate(
+    conv: nn.Conv2d, x: Tensor, weight: Tensor, bias: Optional[Tensor], to: Tensor, act: str
+) -> Tensor:
+    """:func:`convolve`, added to a tensor of the shape of the result."""
+    assert _ACCUMULATE is not None
+    shape = conv.padding, conv.stride, conv.dilation, conv.groups
+    after: tuple = ('relu' if act == 'relu' else None), [], None
+    return _ACCUMULATE(to, x, weight, bias, *shape, 'add', 1.0, *after)
 
 
 def convolve_turned(
@@ -130,15 +109,8 @@ def convolve_turned(
 ) -> Tensor:
     """:func:`convolve` as the transposed convolution that computes the same.
 
-    Its weight has input channels first, so that some of them are whole rows: taking
+    Its weight, upside down, has input channels first, so that some of them are whole rows: taking
     those is copying memory, where elsewhere it is picking values one by one.
-
-    Args:
-        conv (nn.Conv2d): One that :func:`turns`.
-        x (Tensor): B x C x H x W, channels last.
-        weight (Tensor): C x outputs x kernel, upside down and channels last.
-        bias (Tensor, optional): The bias.
-        act: See :func:`activation`.
     """
     assert _TURN is not None
     shape = _turned_padding(conv), [0, 0], conv.stride, conv.dilation

@@ -40,14 +40,8 @@ def keep_memory(megabytes: int = 1024) -> bool:
 
 
 def to_contiguous(maps: Tensor) -> Tensor:
-    """A tensor in the usual layout, soon.
-
-    PyTorch goes through channels-last maps column by column, and on a CPU each step
-    is a cache line. OpenCV does it in blocks, in half the time.
-
-    Args:
-        maps (Tensor): B x C x H x W.
-    """
+    """B x C x H x W in the usual layout. PyTorch goes through channels-last maps column by column,
+    and on a CPU each step is a cache line; OpenCV does it in blocks, in half the time."""
     suits = (
         maps.device.type == 'cpu'
         and maps.dtype == torch.float32
@@ -70,13 +64,6 @@ _MANY = 1 << 22
 _helper: Optional[ThreadPoolExecutor] = None
 
 
-def _second_thread() -> ThreadPoolExecutor:
-    global _helper
-    if _helper is None:
-        _helper = ThreadPoolExecutor(1, 'fgc_mm_transpose')
-    return _helper
-
-
 def _forget_thread() -> None:
     """Threads do not come along into a forked process."""
     global _helper
@@ -93,6 +80,8 @@ def _transpose(image: np.ndarray, target: np.ndarray) -> None:
     if image.size < _MANY or half == 0 or torch.get_num_threads() < 2:
         cv2.transpose(image, dst=target)
         return
-    other = _second_thread().submit(cv2.transpose, image[:, :half], target[:half])
+    global _helper
+    _helper = _helper or ThreadPoolExecutor(1, 'fgc_mm_transpose')
+    other = _helper.submit(cv2.transpose, image[:, :half], target[:half])
     cv2.transpose(image[:, half:], dst=target[half:])
     other.result()

@@ -1,6 +1,6 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
 from .backbone_share import BackboneShare
-from .formulas import conv_macs, linear_macs, open_share
+from .formulas import call_macs, open_share
 from .image_macs import ImageMACs
 from .site_shares import layer_macs, share_left, share_touched
 from .switches import Side, Switch, switches_of
@@ -12,10 +12,9 @@ __all__ = [
     'MACsTracer',
     'Side',
     'Switch',
-    'conv_macs',
+    'call_macs',
     'count_macs',
     'layer_macs',
-    'linear_macs',
     'open_share',
     'share_left',
     'share_touched',

@@ -4,38 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Optional, Union
+from typing import Union
 
 import torch
 import torch.nn as nn
 from torch import Tensor
 
 from ..errors import UsageError
-from ..gates import find_gates
-from ..runtime import Attachments
-from .layers import call_macs
-from .regions import Regions
-from .switches import kinds_of, switches_of
+from .recorder import Call, LayerRecorder
 
 
-@dataclass
-class _Call:
-    """One call of a layer: its MACs over all rows, how many these are, whose regions they are."""
-
-    macs: int
-    rows: int
-    owners: Optional[Tensor]
-
-    def images(self, batch: int, device: torch.device) -> Tensor:
-        """The number of the image of each row."""
-        if self.owners is not None:
-            return self.owners.detach().long()
-        return torch.arange(self.rows, device=device) * batch // self.rows
-
-
-class BackboneShare:
+class BackboneShare(LayerRecorder):
     """Watches the layers of a backbone and prices decisions of its gates.
 
     It counts as :class:`MACsTracer` does: gated layers by their open
@@ -61,21 +40,21 @@ class BackboneShare:
     """
 
     def __init__(self, model: nn.Module, backbone: str = 'backbone') -> None:
-        self._modules = dict(model.named_modules())
-        layers = {n: own for n, (inside, own) in kinds_of(model, backbone).items() if inside}
-        self.backbone = self._modules[backbone]
-        inside = {id(module) for module in self.backbone.modules()}
-        self.gates = {name: gate for name, gate in find_gates(model).items() if id(gate) in inside}
-        switches = {n: switch for n, switch in switches_of(model).items() if n in layers}
-        self._gated = list(switches)
-        self._plain = [name for name, own in layers.items() if not own and name not in switches]
-        self._overhead = [name for name, own in layers.items() if own]
+        super().__init__(model, backbone)
+        self.layers = {name: kind for name, kind in self.layers.items() if kind[0]}
+        self.gates = {
+            name: gate
+            for name, gate in self.gates.items()
+            if any(gate is module for module in self.backbone.modules())
+        }
+        self._gated = [name for name in self.switches if name in self.layers]
+        self._even = [name for name in self.layers if name not in self._gated]
         order = {name: number for number, name in enumerate(self.gates)}
         # Openness of a side: parts of its channels, each times that of the gates they follow.
         self._products: list[tuple[int, ...]] = []
         self._sides: dict[str, tuple[list[tuple[int, float]], ...]] = {}
-        for name, switch in switches.items():
-            sides = []
+        for name in self._gated:
+            switch, sides = self.switches[name], []
             for side in (switch.ins, switch.outs):
                 parts = []
                 for owners, part in side.parts().items():
@@ -93,23 +72,16 @@ class BackboneShare:
                 )
         self._matrices: dict[tuple, Tensor] = {}
         self._macs: dict[str, float] = {}
-        self._calls: dict[str, list[_Call]] = {}
+        self._calls: dict[str, list[Call]] = {}
         self._batch = 0
-        self._regions = Regions(model)
         self._running = False
-        self._attached = Attachments()
 
     def attach(self) -> None:
         """Start watching."""
-        self._attached.before(self.backbone, self._begin)
-        self._regions.attach(self._attached)
-        self._attached.after(self.backbone, self._end)
-        for name in (*self._plain, *self._overhead, *self._gated):
-            self._attached.after(self._modules[name], partial(self._on_layer, name))
-
-    def detach(self) -> None:
-        """Stop watching."""
-        self._attached.remove()
+        if not self._attached:
+            super().attach()
+            self._attached.before(self.backbone, self._begin)
+            self._attached.after(self.backbone, self._end)
 
     def of(self, openness: Union[Tensor, Sequence[Tensor]]) -> Tensor:
         """The share of each image, at the image size of the last pass.
@@ -126,21 +98,30 @@ class BackboneShare:
             of the mean image.
         """
         if isinstance(openness, Tensor):
-            fixed = (self._sum(self._plain) + self._sum(self._overhead)) / self.dense()
-            return fixed + self._of_images(openness, self._gated)
+            return self._sum(self._even) / self.dense() + self._of_images(openness, self._gated)
         dense, batch = self.dense(), self._batch
         images = torch.stack(
             [one if len(one) == batch else one.new_zeros(batch) for one in openness], dim=1
         )
-        simple = [name for name in self._gated if self._is_simple(name)]
-        even = [n for n in (*self._plain, *self._overhead) if not self._on_regions(n)]
-        share = self._sum(even) / dense + self._of_images(images, simple)
-        for name in self._calls:
-            if name in simple or name in even:
+        calls = self._calls
+        once = [
+            name
+            for name in self._gated
+            if len(calls.get(name, ())) == 1
+            and calls[name][0].rows == batch
+            and calls[name][0].owners is None
+        ]
+        even = [name for name in self._even if all(c.owners is None for c in calls.get(name, ()))]
+        share = self._sum(even) / dense + self._of_images(images, once)
+        done = {*once, *even}
+        for name in calls:
+            mine = [call for call in calls[name] if call.rows]
+            if name in done or not mine:
                 continue
-            macs, owners = self._rows(name, images)
+            macs = torch.cat([images.new_full((c.rows,), c.macs / c.rows) for c in mine])
             for side in self._sides.get(name, ()):
                 macs = macs * sum(part * self._product(openness, p) for p, part in side)
+            owners = torch.cat([call.images(batch, images.device) for call in mine])
             share = share.index_add(0, owners, macs / dense)
         return share
 
@@ -148,22 +129,6 @@ class BackboneShare:
     def images(self) -> int:
         """How many images the last pass was about."""
         return self._batch
-
-    def _is_simple(self, name: str) -> bool:
-        """Whether a layer ran once, on the images."""
-        calls = self._calls.get(name, ())
-        return len(calls) == 1 and calls[0].rows == self._batch and calls[0].owners is None
-
-    def _on_regions(self, name: str) -> bool:
-        return any(call.owners is not None for call in self._calls.get(name, ()))
-
-    def _rows(self, name: str, like: Tensor) -> tuple[Tensor, Tensor]:
-        """MACs of each row that a layer worked on, and the number of its image."""
-        calls = [call for call in self._calls[name] if call.rows]
-        macs = [like.new_full((call.rows,), call.macs / call.rows) for call in calls]
-        owners = [call.images(self._batch, like.device) for call in calls]
-        none = torch.zeros(0, dtype=torch.long, device=like.device)
-        return torch.cat([like.new_zeros(0), *macs]), torch.cat([none, *owners])
 
     def _product(self, openness: Sequence[Tensor], number: int) -> Union[Tensor, float]:
         gates = self._products[number]
@@ -189,7 +154,7 @@ class BackboneShare:
 
     def dense(self) -> float:
         """MACs of the last pass, for one image, of the backbone without gates."""
-        dense = self._sum(self._plain) + self._sum(self._gated)
+        dense = self._sum([name for name in self.layers if not self.layers[name][1]])
         if not dense:
             raise RuntimeError('the backbone has not run; run the model once after attach()')
         return dense
@@ -238,19 +203,18 @@ class BackboneShare:
         self._matrices[key] = matrix.to(like.device)
         return self._matrices[key]
 
-    def _on_layer(self, name: str, layer: nn.Module, args: tuple, output: Tensor) -> None:
-        if not self._running:
-            return
-        macs, rows = call_macs(layer, args, output), len(output)
-        self._batch = self._batch or rows  # the first layer reads the images
-        self._macs[name] = self._macs.get(name, 0.0) + macs / self._batch
-        owners = self._regions.owners(name, rows)
-        self._calls.setdefault(name, []).append(_Call(macs, rows, owners))
+    def _on_layer(self, name: str, module: nn.Module, args: tuple, output: Tensor) -> None:
+        if self._running:
+            super()._on_layer(name, module, args, output)
+            call = self.calls[-1]
+            self._batch = self._batch or call.rows  # the first layer reads the images
+            self._macs[name] = self._macs.get(name, 0.0) + call.macs / self._batch
+            self._calls.setdefault(name, []).append(call)
 
     def _begin(self, *_: object) -> None:
+        self.reset()
         self._macs.clear()
         self._calls.clear()
-        self._regions.reset()
         self._batch = 0
         self._running = True
 

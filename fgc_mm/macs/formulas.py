@@ -8,50 +8,52 @@ elementwise arithmetic (the mask itself among it) count nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
-from typing import Optional
+from typing import Any, Optional
 
 import torch
+import torch.nn as nn
 from torch import Tensor
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 
-def conv_macs(
-    in_channels: int,
-    out_channels: int,
-    kernel_size: Sequence[int],
-    out_size: Sequence[int],
-    groups: int = 1,
-) -> int:
-    """MACs of a convolution for one image.
+def is_counted(module: nn.Module) -> bool:
+    """Whether a module's calls are counted: linear layers and convolutions, torch's own of any
+    dimension or such as mmcv's deformable ones, which have their attributes and weight.
+
+    Not counted is what is not such a module: functional convolutions, the
+    projections inside ``nn.MultiheadAttention``, the sampling of deformable
+    convolutions, RoI pooling, non-maximum suppression and matrix products.
+    """
+    if isinstance(module, (nn.Linear, _ConvNd)):
+        return True
+    weight = getattr(module, 'weight', None)
+    return (
+        isinstance(weight, nn.Parameter)
+        and weight.dim() > 2
+        and all(hasattr(module, n) for n in ('in_channels', 'out_channels', 'kernel_size'))
+    )
+
+
+def call_macs(layer: Any, args: tuple, output: Tensor) -> int:
+    """Dense MACs of one call, over the whole batch: at each position each weight is used once.
+
+    Also of a call that computes only some of the output's channels.
 
     Args:
-        in_channels (int): Channels of the input.
-        out_channels (int): Channels of the output.
-        kernel_size (Sequence[int]): Size of the kernel.
-        out_size (Sequence[int]): Size of the output, H x W; of the input for a
-            transposed convolution.
-        groups (int): Number of groups. Defaults to 1.
-
-    Returns:
-        int: Number of MACs.
-
-    Example:
-        >>> conv_macs(3, 64, (7, 7), (112, 112))
-        118013952
+        layer (nn.Module): A layer for which :func:`is_counted` holds.
+        args (tuple): What it was called with.
+        output (Tensor): What it returned.
     """
-    return prod(out_size) * prod(kernel_size) * out_channels * (in_channels // groups)
-
-
-def linear_macs(in_features: int, out_features: int, rows: int = 1) -> int:
-    """MACs of a linear layer.
-
-    Args:
-        in_features (int): Width of the input.
-        out_features (int): Width of the output.
-        rows (int): Number of vectors it is applied to. Defaults to 1.
-    """
-    return rows * in_features * out_features
+    if isinstance(layer, nn.Linear):
+        positions = prod(output.shape[:-1])
+    elif isinstance(layer, _ConvTransposeNd):
+        positions = args[0].numel() // layer.in_channels
+    else:
+        dims = len(layer.kernel_size)
+        batch = output.size(0) if output.dim() == dims + 2 else 1
+        positions = batch * prod(output.shape[-dims:])
+    return positions * layer.weight.numel()
 
 
 def open_share(

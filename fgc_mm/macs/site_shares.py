@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -10,8 +11,8 @@ import torch
 import torch.nn as nn
 
 from ..sites import Site
-from .switches import Side, Switch, widths
-from .tracer import MACsTracer
+from .recorder import LayerRecorder
+from .switches import Side, switches_at
 
 
 def layer_macs(network: nn.Module, *inputs: Any, **kwargs: Any) -> dict[str, int]:
@@ -25,41 +26,18 @@ def layer_macs(network: nn.Module, *inputs: Any, **kwargs: Any) -> dict[str, int
     Returns:
         dict[str, int]: Name of the layer -> MACs, over all of its calls.
     """
-    tracer = MACsTracer(network)
-    tracer.attach()
+    recorder = LayerRecorder(network)
+    recorder.attach()
     try:
         with torch.no_grad():
             network(*inputs, **kwargs)
     finally:
-        tracer.detach()
-    found: dict[str, int] = {}
-    for call in tracer.calls:
-        if not tracer.layers[call.layer][1]:
-            found[call.layer] = found.get(call.layer, 0) + call.macs
-    return found
-
-
-def switches_at(sites: Iterable[Site], network: nn.Module) -> dict[str, Switch]:
-    """The layers that gates on sites would switch; a site goes by its name in place of a gate's.
-
-    Args:
-        sites (Iterable[Site]): Sites of the network.
-        network (nn.Module): The network.
-    """
-    modules = dict(network.named_modules())
-    found: dict[str, Switch] = {}
-
-    def switch(layer: str) -> Switch:
-        if layer not in found:
-            found[layer] = Switch(*map(Side, widths(modules[layer])))
-        return found[layer]
-
-    for site in sites:
-        for end in (*site.producers, *site.through):
-            switch(end.module).outs.ends.append((site.name, end))
-        for end in site.consumers:
-            switch(end.module).ins.ends.append((site.name, end))
-    return found
+        recorder.detach()
+    found: Counter[str] = Counter()
+    for call in recorder.calls:
+        if not recorder.layers[call.layer][1]:
+            found[call.layer] += call.macs
+    return dict(found)
 
 
 def share_left(
@@ -82,7 +60,7 @@ def share_left(
         >>> share_left(found.sites, net, layer_macs(net, torch.rand(1, 3, 224, 224)))
         0.43
     """
-    switches = switches_at(sites, network)
+    switches = switches_at({site.name: site for site in sites}, network)
     total = sum(macs.values())
     if not total:
         return 1.0

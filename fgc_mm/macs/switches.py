@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -12,8 +13,7 @@ from torch import Tensor
 
 from ..errors import UsageError
 from ..gates import find_gates
-from ..sites import End, Gates
-from .layers import is_counted
+from ..sites import End, Gates, Site
 
 
 @dataclass
@@ -72,39 +72,42 @@ def switches_of(model: nn.Module) -> dict[str, Switch]:
     Raises:
         UsageError: If a gate belongs to no site, so that nobody knows what it spares.
     """
-    modules = dict(model.named_modules())
-    found: dict[str, Switch] = {}
-    holders = set()
-
-    def switch(layer: str) -> Switch:
-        if layer not in found:
-            ins, outs = widths(modules[layer])
-            found[layer] = Switch(Side(ins), Side(outs))
-        return found[layer]
-
-    for name, module in modules.items():
-        if not isinstance(module, Gates):
-            continue
-        holders.add(name)
-        network = name.rpartition('.')[0]
-        for site in module.sites.values():
-            gate = full_name(name, module.name_of(site.name))
-            for end in (*site.producers, *site.through):
-                switch(full_name(network, end.module)).outs.ends.append((gate, end))
-            for end in site.consumers:
-                switch(full_name(network, end.module)).ins.ends.append((gate, end))
+    holders = {name: m for name, m in model.named_modules() if isinstance(m, Gates)}
     for name in find_gates(model):
         if name.rpartition('.')[0] not in holders:
             raise UsageError(
                 f'gate {name!r} of {type(model).__name__} is on no site, so the MACs it spares are '
                 'unknown; put gates on a network by fgc_mm.gate'
             )
+    placed = {
+        f'{name}.{gates.name_of(site.name)}': site.seen_from(name.rpartition('.')[0])
+        for name, gates in holders.items()
+        for site in gates.sites.values()
+    }
+    return switches_at(placed, model)
+
+
+def switches_at(sites: Mapping[str, Site], network: nn.Module) -> dict[str, Switch]:
+    """The layers that gates on sites switch, or would.
+
+    Args:
+        sites (Mapping[str, Site]): What each site goes by -> the site.
+        network (nn.Module): The network they are in.
+    """
+    modules = dict(network.named_modules())
+    found: dict[str, Switch] = {}
+
+    def switch(layer: str) -> Switch:
+        if layer not in found:
+            found[layer] = Switch(*map(Side, widths(modules[layer])))
+        return found[layer]
+
+    for name, site in sites.items():
+        for end in (*site.producers, *site.through):
+            switch(end.module).outs.ends.append((name, end))
+        for end in site.consumers:
+            switch(end.module).ins.ends.append((name, end))
     return found
-
-
-def full_name(prefix: str, name: str) -> str:
-    """Name of a submodule, seen from the model."""
-    return f'{prefix}.{name}' if prefix else name
 
 
 def widths(layer: Any) -> tuple[int, int]:
@@ -112,29 +115,3 @@ def widths(layer: Any) -> tuple[int, int]:
     if isinstance(layer, nn.Linear):
         return layer.in_features, layer.out_features
     return layer.in_channels, layer.out_channels
-
-
-def kinds_of(model: nn.Module, backbone: str) -> dict[str, tuple[bool, bool]]:
-    """The layers that count: name -> whether it is in the backbone, whether it is a gate's own.
-
-    Args:
-        model (nn.Module): Any model.
-        backbone (str): Name of the part that is the backbone; '' means the whole model.
-
-    Raises:
-        UsageError: If there is no such part.
-    """
-    modules = dict(model.named_modules())
-    if backbone not in modules:
-        parts = ', '.join(repr(name) for name, _ in model.named_children())
-        raise UsageError(
-            f'backbone={backbone!r} is no part of {type(model).__name__}; name one of its '
-            f"parts ({parts}), or '' for all of it"
-        )
-    inside = {id(module) for module in modules[backbone].modules()}
-    own = {id(m) for gate in find_gates(model).values() for m in gate.modules()}
-    return {
-        name: (id(module) in inside, id(module) in own)
-        for name, module in modules.items()
-        if is_counted(module)
-    }

@@ -3,50 +3,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn as nn
 from torch import Tensor
 
-from ..gates import GateRecord, find_gates
-from ..runtime import Attachments
+from ..gates import GateRecord
 from .formulas import open_share
 from .image_macs import ImageMACs
-from .layers import call_macs
-from .regions import Regions
-from .switches import kinds_of, switches_of
+from .recorder import LayerRecorder
 
 
-@dataclass
-class Call:
-    """One call of a layer.
-
-    Attributes:
-        layer (str): Its name.
-        macs (int): Dense MACs, over all rows.
-        rows (int): How many pictures, windows or regions it worked on.
-        owners (Tensor, optional): The number of the picture of each row, if these are regions.
-        records (dict): The gates that switch it -> what they had decided.
-    """
-
-    layer: str
-    macs: int
-    rows: int
-    owners: Optional[Tensor]
-    records: dict[str, GateRecord]
-
-
-class MACsTracer:
+class MACsTracer(LayerRecorder):
     """Counts the MACs of a model while it runs.
 
-    The output size of each layer is read off its calls, so any image size,
-    windows of an image and repeated layers are counted as they happen, each under the
-    decisions of that moment, and what a head does on a region belongs to the picture of
-    that region. See :func:`~fgc_mm.macs.layers.is_counted` for what is not counted.
+    Every call counts as it happens, under the decisions of that moment, and what a head does on
+    a region belongs to the picture of that region. See :func:`~fgc_mm.macs.formulas.is_counted`
+    for what is not counted.
 
     Args:
         model (nn.Module): Any model; without gates nothing is saved.
@@ -65,34 +40,8 @@ class MACsTracer:
     """
 
     def __init__(self, model: nn.Module, backbone: str = '') -> None:
-        self._modules = dict(model.named_modules())
-        self.layers = kinds_of(model, backbone)
-        self.gates = find_gates(model)
-        self.switches = switches_of(model)
-        self._regions = Regions(model)
-        self._attached = Attachments()
-        self.calls: list[Call] = []
+        super().__init__(model, backbone)
         self.by_layer: dict[str, tuple[float, float]] = {}
-
-    def reset(self) -> None:
-        """Forget everything counted so far."""
-        self.calls = []
-        self._regions.reset()
-
-    def attach(self) -> None:
-        """Start counting."""
-        if self._attached:
-            return
-        self._regions.attach(self._attached)
-        for name in self.layers:
-            self._attached.after(self._modules[name], partial(self._on_layer, name))
-        for holder in {name.rpartition('.')[0] for name in self.gates}:
-            # Gates attached to a network are one level further down than those of a block.
-            self._attached.before(self._modules[holder], partial(self._forget, holder))
-
-    def detach(self) -> None:
-        """Stop counting."""
-        self._attached.remove()
 
     def take(self, batch_size: int) -> list[ImageMACs]:
         """What was counted since the last time, shared out to the images.
@@ -172,26 +121,17 @@ class MACsTracer:
                     owners[id(record)] = owners[id(call.owners)]
         return {name: list(records.values()) for name, records in found.items()}, owners
 
-    def _on_layer(self, name: str, module: nn.Module, args: tuple, output: Tensor) -> None:
-        records = {}
+    def _on_layer(self, name: str, module: nn.Module, args: tuple, output: Any) -> None:
+        super()._on_layer(name, module, args, output)
         switch = self.switches.get(name)
-        if switch is not None:
-            for gate, _ in (*switch.ins.ends, *switch.outs.ends):
-                record = self.gates[gate].record
-                if record is None:
-                    raise RuntimeError(
-                        f'gate {gate!r} left no record although {name!r} ran; it must decide in '
-                        'every pass'
-                    )
-                records[gate] = record
-        rows = len(output)
-        owners = self._regions.owners(name, rows)
-        self.calls.append(Call(name, call_macs(module, args, output), rows, owners, records))
-
-    def _forget(self, holder: str, *_: Any) -> None:
-        for name, gate in self.gates.items():
-            if name.rpartition('.')[0] == holder:
-                gate.record = None
+        for gate, _ in (*switch.ins.ends, *switch.outs.ends) if switch else ():
+            record = self.gates[gate].record
+            if record is None:
+                raise RuntimeError(
+                    f'gate {gate!r} left no record although {name!r} ran; it must decide in '
+                    'every pass'
+                )
+            self.calls[-1].records[gate] = record
 
 
 def _to_cpu(passes: dict[str, list[GateRecord]]) -> dict[int, Tensor]:

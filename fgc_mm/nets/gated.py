@@ -199,14 +199,13 @@ def gate_in_model(
             if not own:
                 continue
             network = model.get_submodule(part)
-            gates = gate_sites(network, own, gate, follow_freeze)
-            gates.example = InModel(part, shape)
+            gate_sites(network, own, gate, follow_freeze)
             left = {
                 name.removeprefix(f'{part}.'): kept
                 for name, kept in (widths or {}).items()
                 if is_in(name, part)
             }
-            remember(network, gates, gate, left, follow_freeze)
+            remember(network, InModel(part, shape), left, dict(gate))
 
     if _asks_for_any(gate, widths):
         hint = (

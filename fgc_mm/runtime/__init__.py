@@ -1,9 +1,8 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
 from .checkpoints.random_state_hook import RandomStateHook
 from .checkpoints.safe_checkpoint_hook import SafeCheckpointHook
-from .module_hooks import Attachments
+from .module_hooks import Attachments, forward_argument, in_evaluation, one_batch, unwrap
 from .numbers.finite_hook import FiniteHook
-from .task_model import forward_argument, in_evaluation, unwrap
 
 __all__ = [
     'Attachments',
@@ -12,5 +11,6 @@ __all__ = [
     'SafeCheckpointHook',
     'forward_argument',
     'in_evaluation',
+    'one_batch',
     'unwrap',
 ]

@@ -3,15 +3,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any, Optional
 
 import torch.nn as nn
 from mmengine.config import Config
-from mmengine.dist import is_main_process
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 from torch.nn.modules.module import (
@@ -19,11 +16,12 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
-from ..datasets import check_boxes, dataset_fault, name_broken_pictures
-from ..errors import DataError, UsageError
+from ..datasets import check_annotations, check_boxes, name_broken_pictures
+from ..errors import UsageError, in_context
 from ..tasks import TASKS
+from .config.files import dicts_in
 from .messages import explained, shortened
-from .task_model import unwrap
+from .module_hooks import unwrap
 
 _SUBJECTS = {
     'start': 'the run cannot start',
@@ -33,43 +31,12 @@ _SUBJECTS = {
 }
 
 
-class KeptConfig:
-    """The config of an earlier run in a work dir, which a Runner overwrites when built.
-
-    The run that made the other files there had this one: it stays until the new
-    run has done its first step.
-    """
-
-    def __init__(self, cfg: Config) -> None:
-        self.path: Optional[Path] = None
-        self.content = b''
-        if cfg.filename and cfg.get('work_dir'):
-            path = Path(cfg.work_dir) / os.path.basename(cfg.filename)
-            if path.is_file():
-                self.path, self.content = path, path.read_bytes()
-
-    def put_back(self) -> None:
-        """Undo the overwriting."""
-        if self.path is not None and is_main_process():
-            self.path.write_bytes(self.content)
-
-    def replace(self, runner: Runner) -> None:
-        """Write the new one after all."""
-        if self.path is not None:
-            runner.dump_config()
-
-
 class _FirstSteps(Hook):
-    """Knows what a runner is doing, and what it has done once without failing.
+    """Knows what a runner is doing, and what it has done once without failing."""
 
-    It is asked first of all hooks, so what another one does at the same point
-    belongs to the new phase.
-    """
+    priority = 'HIGHEST'  # what another hook does at the same point belongs to the new phase
 
-    priority = 'HIGHEST'
-
-    def __init__(self, config: KeptConfig) -> None:
-        self.config = config
+    def __init__(self) -> None:
         self.now = 'start'
         self.done: set[str] = set()
         self.running: list[nn.Module] = []  # each inside the one before
@@ -81,7 +48,7 @@ class _FirstSteps(Hook):
         elif 'train' not in self.done and not runner.cfg.get('compile'):
             self.handles = [
                 register_module_forward_pre_hook(lambda layer, _: self.running.append(layer)),
-                register_module_forward_hook(lambda *_: self._leave()),
+                register_module_forward_hook(lambda *_: self.running.__delitem__(-1)),
             ]
         self.now = 'train'
 
@@ -104,12 +71,9 @@ class _FirstSteps(Hook):
 
     def _through(self, phase: str, runner: Runner) -> None:
         if not self.done:
-            self.config.replace(runner)
+            runner.dump_config()  # the files in the work dir are of this run from now on
         self.done.add(phase)
         self._forget_layers()
-
-    def _leave(self) -> None:
-        self.running.pop()
 
     def _forget_layers(self) -> None:
         for handle in self.handles:
@@ -140,16 +104,16 @@ class _FirstSteps(Hook):
         return call
 
 
-def watch_first_steps(runner: Runner, config: KeptConfig) -> None:
+def watch_first_steps(runner: Runner) -> None:
     """Let a runner tell what is wrong with its config in one message.
 
     What fails before and in the first training step, the first validation or the
     test comes from the config or the data far more often than from the code.
     Errors of later steps pass as they are. Datasets name the file of a broken
-    picture or annotation, and a checkpoint that cannot be loaded is named.
+    picture or annotation, and a checkpoint that cannot be loaded is named. The config is
+    written into the work dir when all of that is through.
     """
-    config.put_back()
-    steps = _FirstSteps(config)
+    steps = _FirstSteps()
     runner.register_hook(steps)
     for name in ('train', 'val', 'test'):
         setattr(runner, name, steps.explaining(runner, getattr(runner, name)))
@@ -164,7 +128,9 @@ def watch_first_steps(runner: Runner, config: KeptConfig) -> None:
 
 
 def _name_data_faults(runner: Runner) -> None:
-    build, ignored = runner.build_dataloader, {255, *_ignored(runner.cfg.get('model'))}
+    build, nodes = runner.build_dataloader, dicts_in(runner.cfg.get('model'))
+    given = (node.get('ignore_index') for _, node in nodes)
+    ignored = {255, *(value for value in given if isinstance(value, int))}
 
     def build_dataloader(dataloader: Any, *args: Any, **kwargs: Any) -> Any:
         key = _key(runner.cfg, dataloader)
@@ -189,9 +155,8 @@ def _name_data_faults(runner: Runner) -> None:
 def _name_fault(key: str, dataloader: Any, scope: Optional[str], empty: bool) -> None:
     """Raise what is wrong with a dataset that failed, or has nothing in it."""
     dataset = dataloader.get('dataset') if isinstance(dataloader, Mapping) else None
-    fault = dataset_fault(dataset, scope)
-    if fault is not None:
-        raise DataError(f'{key}.dataset: {fault}')
+    with in_context(f'{key}.dataset'):
+        check_annotations(dataset, scope)
     if empty:
         raise UsageError(
             f'{key}.dataset has no items: nothing is listed, or filter_cfg, indices and '
@@ -207,18 +172,6 @@ def _key(cfg: Config, dataloader: Any) -> str:
         if dataset is not None and own.get('dataset') == dataset:
             return f'{split}_dataloader'
     return 'the dataloader'
-
-
-def _ignored(node: Any) -> Iterator[int]:
-    """Every ``ignore_index`` of a model's config."""
-    if isinstance(node, Mapping):
-        for key, value in node.items():
-            if key == 'ignore_index' and isinstance(value, int):
-                yield value
-            yield from _ignored(value)
-    elif isinstance(node, (list, tuple)):
-        for item in node:
-            yield from _ignored(item)
 
 
 def check_classes(model: nn.Module, dataset: Any, key: str) -> None:

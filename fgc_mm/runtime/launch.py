@@ -4,9 +4,15 @@
 from __future__ import annotations
 
 import copy
+import datetime
+import os
+import subprocess
 from typing import Optional
 
+import torch
+import torch.distributed as torch_dist
 from mmengine.config import Config, ConfigDict
+from mmengine.logging import print_log
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
@@ -18,11 +24,11 @@ from .checkpoints.resume_point import go_on
 from .checkpoints.safe_checkpoint_hook import DISK_FULL
 from .checkpoints.start_weights import check_start_weights
 from .checkpoints.work_dir_paths import WorkDirHook
-from .config.check import check_config
-from .config.settings import check_run_settings
-from .cpu_processes import prepare_distributed
-from .first_step import KeptConfig, watch_first_steps
+from .config.check import check_config, check_run_settings
+from .config.files import dicts_in
+from .first_step import watch_first_steps
 from .messages import explained
+from .module_hooks import Attachments
 from .numbers.finite_hook import FiniteHook
 
 
@@ -67,6 +73,60 @@ def fill_dataloader_defaults(cfg: Config) -> None:
             task_of(cfg).fill_loader(cfg[field])
 
 
+def prepare_distributed(cfg: Config) -> None:
+    """Start gloo where there is no GPU.
+
+    mmengine's launchers select a CUDA device and hand it to DDP; with the
+    process group already there, and no device ids, the same Runner trains on
+    CPUs.
+    """
+    if cfg.launcher == 'none' or torch.cuda.is_available():
+        return
+    env = _launcher_environment(cfg.launcher)
+    os.environ.update(env)
+    missing = [
+        k for k in ('RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT') if k not in os.environ
+    ]
+    if missing:
+        raise UsageError(
+            f'--launcher {cfg.launcher}: {", ".join(missing)} not set in the environment; '
+            'start the tool with tools/dist_train.sh, torchrun or srun'
+        )
+    timeout = cfg.get('env_cfg', {}).get('dist_cfg', {}).get('timeout', 1800)
+    if not torch_dist.is_initialized():
+        torch_dist.init_process_group('gloo', timeout=datetime.timedelta(seconds=timeout))
+    wrapper = dict(
+        type='MMDistributedDataParallel',
+        broadcast_buffers=False,
+        find_unused_parameters=cfg.get('find_unused_parameters', False),
+    )
+    wrapper.update(cfg.get('model_wrapper_cfg') or {})
+    wrapper['device_ids'] = None
+    cfg.model_wrapper_cfg = wrapper
+    synced = [node for _, node in dicts_in(cfg.model) if node.get('type') == 'SyncBN']
+    for node in synced:
+        node['type'] = 'BN'
+    if synced:
+        print_log('SyncBN has no CPU version: every process normalizes on its own', 'current')
+
+
+def _launcher_environment(launcher: str) -> dict[str, str]:
+    """What torch.distributed reads, from what slurm sets."""
+    given = os.environ
+    if launcher != 'slurm' or 'SLURM_PROCID' not in given:
+        return {}
+    env = dict(
+        RANK=given['SLURM_PROCID'],
+        WORLD_SIZE=given['SLURM_NTASKS'],
+        LOCAL_RANK=given.get('SLURM_LOCALID', '0'),
+        MASTER_PORT=given.get('MASTER_PORT', '29500'),
+    )
+    if 'MASTER_ADDR' not in given:
+        hosts = ['scontrol', 'show', 'hostname', given['SLURM_NODELIST']]
+        env['MASTER_ADDR'] = subprocess.check_output(hosts, text=True).split()[0]
+    return env
+
+
 def draw_predictions(cfg: Config, show: bool, show_dir: Optional[str], wait_time: float) -> None:
     """Turn the task's own visualization hook on."""
     hook = cfg.default_hooks.get('visualization')
@@ -94,8 +154,13 @@ def augment_test_time(cfg: Config) -> None:
 
 
 def build_runner(cfg: Config) -> Runner:
-    """Build the Runner; what a config gets wrong is one message."""
-    kept = KeptConfig(cfg)
+    """Build the Runner; what a config gets wrong is one message.
+
+    The config of an earlier run, which made the files in the work dir, stays there until this one
+    has done its first step.
+    """
+    kept = Attachments()
+    kept.replace(Runner, 'dump_config', lambda runner: None)
     try:
         with explained('the config cannot be built'):
             own = 'runner_type' in cfg
@@ -103,13 +168,14 @@ def build_runner(cfg: Config) -> Runner:
     except Exception as error:
         reason = error.__cause__ or error
         if isinstance(reason, OSError) and reason.errno in DISK_FULL:
-            kept.put_back()
             raise UsageError(
                 f'{reason.strerror}: the work dir {cfg.work_dir} cannot be written; make room, or '
                 'name another by --work-dir'
             ) from error
         raise
-    watch_first_steps(runner, kept)
+    finally:
+        kept.remove()
+    watch_first_steps(runner)
     runner.register_hook(WorkDirHook())
     if not any(isinstance(hook, FiniteHook) for hook in runner.hooks):
         runner.register_hook(FiniteHook())

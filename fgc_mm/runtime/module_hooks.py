@@ -1,14 +1,53 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
-"""Forward hooks that stay where they were put."""
+"""The task model: its wrappers, its modes, and hooks that whoever has put them on takes off."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, Optional
 
+import torch
 import torch.nn as nn
+from mmengine.model import is_model_wrapper
 from torch import Tensor
-from torch.utils.hooks import RemovableHandle
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The task model inside distributed wrappers."""
+    while is_model_wrapper(model):
+        model = model.module  # type: ignore[assignment]
+    return model
+
+
+@contextmanager
+def in_evaluation(module: nn.Module) -> Iterator[None]:
+    """A module in evaluation mode; behind it every part of it is in its own again."""
+    modes = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+
+
+def one_batch(inputs: Any) -> Tensor:
+    """The pictures of a batch as one tensor; a plain data preprocessor leaves them in a list."""
+    return inputs if isinstance(inputs, Tensor) else torch.stack(list(inputs))
+
+
+def forward_argument(name: str, args: tuple, kwargs: dict, default: Any = None) -> Any:
+    """One argument of ``forward(inputs, data_samples, mode)``.
+
+    mmengine passes what the data preprocessor returns by name if it is a dict
+    and by position otherwise.
+    """
+    if name in kwargs:
+        return kwargs[name]
+    position = ('inputs', 'data_samples', 'mode').index(name)
+    return args[position] if position < len(args) else default
 
 
 class Callback:
@@ -38,15 +77,16 @@ def tell(module: nn.Module, x: Tensor, out: Tensor) -> None:
 
 
 class Attachments:
-    """The forward hooks one owner has put on a model, to be removed together."""
+    """What one owner has put on models and other objects, to be taken off together."""
 
     def __init__(self) -> None:
-        self._handles: list[RemovableHandle] = []
+        self._undo: list[Callable[[], Any]] = []
 
     def before(self, module: nn.Module, func: Callable, with_kwargs: bool = False) -> None:
         """Call ``func`` before each forward of the module."""
         hook = Callback(func)
-        self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=with_kwargs))
+        handle = module.register_forward_pre_hook(hook, with_kwargs=with_kwargs)
+        self._undo.append(handle.remove)
 
     def after(
         self, module: nn.Module, func: Callable, with_kwargs: bool = False, first: bool = False
@@ -54,13 +94,29 @@ class Attachments:
         """Call ``func`` after each forward of the module, before all others if ``first``."""
         hook = Callback(func)
         handle = module.register_forward_hook(hook, with_kwargs=with_kwargs, prepend=first)
-        self._handles.append(handle)
+        self._undo.append(handle.remove)
+
+    def replace(self, owner: Any, name: str, value: Any) -> None:
+        """Let an attribute of an object be another."""
+        own = vars(owner)
+        self._undo.append(
+            partial(setattr, owner, name, own[name])
+            if name in own
+            else partial(delattr, owner, name)
+        )
+        setattr(owner, name, value)
+
+    def wrap(self, owner: Any, name: str, func: Callable) -> None:
+        """Call ``func(original, ...)`` in place of a method."""
+        original = getattr(owner, name)
+        wrapped = partial(func, original)
+        vars(wrapped).update(vars(original))  # by which schedulers know their optimizer
+        self.replace(owner, name, wrapped)
 
     def remove(self) -> None:
-        """Take all hooks off again."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        """Take all of it off again."""
+        while self._undo:
+            self._undo.pop()()
 
     def __bool__(self) -> bool:
-        return bool(self._handles)
+        return bool(self._undo)

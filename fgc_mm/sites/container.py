@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mmengine.model import BaseModule
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ..errors import CheckpointError
 from ..gates import Gate, build_gate
-from .fingerprint import check_same, fingerprint
 from .site import Site
 
 NAME = 'gates'
@@ -92,8 +93,8 @@ class Gates(BaseModule):
             for gate in self.children():
                 gate.reset_parameters()
 
-    def keep_modes(self) -> None:
-        """Undo what the network did to the norms of its gates."""
+    def keep_modes(self, *_: Any) -> None:
+        """Hook before the network: undo what it did to the norms of its gates."""
         if self.follow_norm_eval:
             return
         for gate in self.children():
@@ -113,3 +114,48 @@ class Gates(BaseModule):
 def _write_sites(gates: Gates, state_dict: dict, prefix: str, local_metadata: dict) -> None:
     """Hook after the state dict: what the gates decide over goes into its metadata."""
     local_metadata['sites'] = {name: fingerprint(site) for name, site in gates.sites.items()}
+
+
+def fingerprint(site: Site) -> dict[str, Any]:
+    """What a checkpoint says of a site: ``channels``, ``source``, ``consumers`` and ``digest``, of
+    all layers it has to do with, their channels and connections."""
+    graph = (
+        site.source,
+        site.source_channels,
+        *(sorted(map(repr, ends)) for ends in (site.producers, site.through, site.consumers)),
+        site.channels,
+        site.axis,
+        site.calls,
+    )
+    return dict(
+        channels=site.channels,
+        source=site.source,
+        consumers=[end.module for end in site.consumers],
+        digest=hashlib.sha256(repr(graph).encode()).hexdigest()[:16],
+    )
+
+
+def check_same(sites: Iterable[Site], saved: Mapping[str, Mapping[str, Any]]) -> None:
+    """See that gates of a checkpoint decide over what they were trained for.
+
+    Args:
+        sites (Iterable[Site]): The sites of the network.
+        saved (Mapping): Site -> its fingerprint in the checkpoint. Sites that only one of both has
+            are not looked at.
+    """
+    for site in sites:
+        mine, theirs = fingerprint(site), saved.get(site.name)
+        if theirs is None or theirs['digest'] == mine['digest']:
+            continue
+        raise CheckpointError(
+            f'the checkpoint is of another network: its gate of {site.name!r} decides over '
+            f'{_said(theirs)}, and here over {_said(mine)}; load it into the network it was '
+            'trained in'
+        )
+
+
+def _said(found: Mapping[str, Any]) -> str:
+    return (
+        f'{found["channels"]} channels by the input of {found["source"]!r}, read by '
+        f'{", ".join(found["consumers"])}'
+    )

@@ -32,9 +32,6 @@ def with_factors(
         followed (Mapping): Name -> how its channels spread, and the decision of each.
         record (Record): The pass.
         after (Callable): Whether the layers of the first run after the decision of the second.
-
-    Returns:
-        tuple: The sites, and those that make factors for others' channels and for more.
     """
     hosts: list[Site] = []
     factors: list[tuple[Site, Tables]] = []

@@ -80,7 +80,7 @@ def find_in_model(model: nn.Module, shape: tuple[int, int, int]) -> Found:
     finders = []
     for training, mode in MODES.items():
         pictures = torch.rand(1 + training, *shape, generator=generator)
-        samples = task.made_up(len(pictures), *shape[1:])
+        samples = task.made_up(trial, len(pictures), *shape[1:])
         trial.train(training)
         with torch.random.fork_rng(devices=[]):
             record = record_pass(trial, (pictures, samples, mode), {}, is_layer)

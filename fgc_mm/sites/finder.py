@@ -49,12 +49,7 @@ class Source:
 
 
 class Finder:
-    """Finds sites in the record of a pass.
-
-    Args:
-        module (nn.Module): The network.
-        record (Record): Its pass.
-    """
+    """Finds the sites of a network in the record of a pass."""
 
     def __init__(self, module: nn.Module, record: Record) -> None:
         self.record = record

@@ -80,12 +80,7 @@ class Escape(Exception):
 
 
 class Follower:
-    """Follows the output of a layer through a pass.
-
-    Args:
-        module (nn.Module): The network.
-        record (Record): Its pass.
-    """
+    """Follows the outputs of a network's layers through the record of a pass."""
 
     def __init__(self, module: nn.Module, record: Record) -> None:
         self.modules = dict(module.named_modules())

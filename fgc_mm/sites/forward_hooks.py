@@ -27,7 +27,7 @@ class Decide:
     Args:
         gates (Gates): The gates of the network.
         sites (Sequence[str]): Names of the sites with this source.
-        axis (int): Where the channels of the input are.
+        axis (int): Where the channels of the input are: 1, or -1 for tokens.
     """
 
     def __init__(self, gates: Gates, sites: Sequence[str], axis: int) -> None:
@@ -174,16 +174,6 @@ _CHECKPOINTS = ('with_cp', 'grad_checkpointing', 'use_checkpoint', 'gradient_che
 """What modules call it that they checkpoint."""
 
 
-class KeepModes:
-    """Hook before a network: the norms of its gates are in the gates' mode."""
-
-    def __init__(self, gates: Gates) -> None:
-        self.gates = gates
-
-    def __call__(self, *_: Any) -> None:
-        self.gates.keep_modes()
-
-
 def gate_sites(
     network: nn.Module, sites: Sequence[Site], gate: dict, follow_freeze: bool = False
 ) -> Gates:
@@ -217,12 +207,7 @@ def gate_sites(
 
 
 def add_gates(network: nn.Module, gates: Gates) -> None:
-    """Make gates those of a network: its child, and hooks on its layers.
-
-    Args:
-        network (nn.Module): A network without gates.
-        gates (Gates): Gates for sites of it.
-    """
+    """Make gates those of a network: its child, and hooks on its layers."""
     modules = dict(network.named_modules())
     sites = list(gates.sites.values())
     network.add_module(NAME, gates)
@@ -230,7 +215,7 @@ def add_gates(network: nn.Module, gates: Gates) -> None:
         around = NotReentrant()
         network.register_forward_pre_hook(around.enter)
         network.register_forward_hook(around.leave, always_call=True)
-    network.register_forward_pre_hook(KeepModes(gates))
+    network.register_forward_pre_hook(gates.keep_modes)
     by_source: dict[tuple[str, int], list[str]] = {}
     for site in sites:
         by_source.setdefault((site.source, site.axis), []).append(site.name)
@@ -253,14 +238,7 @@ def add_gates(network: nn.Module, gates: Gates) -> None:
 
 
 def remove_gates(network: nn.Module) -> Gates:
-    """Take the gates off a network, which is then what it was before it had any.
-
-    Args:
-        network (nn.Module): A network with gates.
-
-    Returns:
-        Gates: The gates.
-    """
+    """Take the gates off a network, which is then what it was before it had any."""
     gates = getattr(network, NAME)
     delattr(network, NAME)
     network.__dict__.pop('init_weights', None)
@@ -274,7 +252,7 @@ def remove_gates(network: nn.Module) -> Gates:
     return gates
 
 
-_OWN = (Decide, Mask, KeepModes, NotReentrant)
+_OWN = (Decide, Mask, Gates, NotReentrant)
 """What the hooks are instances of, or methods of one."""
 
 

@@ -6,19 +6,18 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Optional, Union
+from typing import Any, Optional, Union
 
 import torch.nn as nn
 
 from ..errors import UsageError, in_context
 from .choose import Choice, choose
-from .container import Gates
+from .container import NAME, Gates
 from .find import Example, find_sites
 from .finder import Found
 from .forward_hooks import gate_sites
 from .narrow import Kept, narrow
 from .origin import Gating, outline
-from .site import Site
 
 DEFAULT_GATE = dict(type='BinConcreteGate', norm_cfg=dict(type='LN'))
 
@@ -76,44 +75,37 @@ def gate(
             + (f' ({reasons})' if reasons else ': it has no convolution and no linear layer')
         )
     found = narrow_found(network, found, widths or {}, example)
-    gates = gate_sites(
+    gate_sites(
         network,
         choose(found.sites, sites, stem_of(network, found), convs, key, within_blocks),
         gate or DEFAULT_GATE,
         follow_freeze,
     )
-    gates.example = outline(example)
-    remember(network, gates, gate or DEFAULT_GATE, widths or {}, follow_freeze)
+    remember(network, outline(example), widths or {}, dict(gate or DEFAULT_GATE))
     return network
 
 
 def remember(
-    network: nn.Module,
-    gates: Gates,
-    gate: dict,
-    widths: Mapping[str, Kept],
-    follow_freeze: bool,
+    network: nn.Module, example: Any, widths: Mapping[str, Kept], gate: Optional[dict] = None
 ) -> None:
-    """Keep with a network how it got its gates, for files.
+    """Keep with a network how it got its gates and widths, for files.
 
     Args:
         network (nn.Module): The network.
-        gates (Gates): Its gates.
-        gate (dict): Their config.
+        example: Outline of what it can be called with, or where its sites were found.
         widths (Mapping): Site -> what is left of it.
-        follow_freeze (bool): See :func:`gate`.
+        gate (dict, optional): Config of its gates. Defaults to None, it has none.
     """
+    gates: Optional[Gates] = getattr(network, NAME) if gate is not None else None
+    if gates is not None:
+        gates.example = example
     network.gating = Gating(  # type: ignore[assignment]
-        copy.deepcopy(dict(gate)),
-        list(gates.sites),
-        {site: _count(kept) for site, kept in widths.items()},
-        follow_freeze,
-        gates.example,
+        copy.deepcopy(gate),
+        list(gates.sites) if gates else [],
+        {site: kept if isinstance(kept, int) else len(kept) for site, kept in widths.items()},
+        gates is not None and gates.follow_norm_eval,
+        example,
     )
-
-
-def _count(kept: Kept) -> int:
-    return kept if isinstance(kept, int) else len(kept)
 
 
 def narrowed(network: nn.Module, widths: Mapping[str, Kept], example: Example) -> nn.Module:
@@ -128,8 +120,7 @@ def narrowed(network: nn.Module, widths: Mapping[str, Kept], example: Example) -
         UsageError: If a site is none, or cannot be narrowed.
     """
     narrow_found(network, find_sites(network, example), widths, example)
-    numbers = {site: _count(kept) for site, kept in widths.items()}
-    network.gating = Gating(None, [], numbers, False, outline(example))  # type: ignore[assignment]
+    remember(network, outline(example), widths)
     return network
 
 
@@ -169,9 +160,3 @@ def stem_of(network: nn.Module, found: Found) -> list[str]:
     if len(beside) > max(3, len(order) // 4):
         beside = [first]
     return [site.name for site in found.sites if site.name in beside]
-
-
-def describe(sites: Sequence[Site]) -> str:
-    """How many sites a network has, in words."""
-    channels = sum(site.channels for site in sites)
-    return f'{len(sites)} sites with {channels} channels'

@@ -18,7 +18,7 @@ from ..errors import UsageError
 from .find import Example, find_sites
 from .finder import Found
 from .recorder import ExampleError
-from .site import End, Scale, Site, follow, numbers
+from .site import End, Scale, Site, follow, is_in, numbers
 
 Kept = Union[int, Sequence[int], Tensor, np.ndarray]
 """How many decisions stay, their numbers, or a mask of all of them."""
@@ -58,8 +58,8 @@ def narrow(
     by_name = {site.name: site for site in sites}
     masks = {}
     for name, value in kept.items():
-        site = site_called(sites, name)
-        masks[site.name] = mask_of(site, value)
+        site = _site_called(sites, name)
+        masks[site.name] = _mask_of(site, value)
     masks = {name: mask for name, mask in masks.items() if not mask.all()}
     faults = {name: _fault(network, by_name[name]) for name in masks}
     refused = {name: fault for name, fault in faults.items() if fault is not None}
@@ -89,39 +89,23 @@ def narrow(
     return _cut(network, sites, {name: masks[name] for name in chosen}), refused
 
 
-def site_called(sites: Sequence[Site], name: str) -> Site:
-    """The site of a name, which may also be that of a depthwise convolution behind it.
-
-    Args:
-        sites (Sequence[Site]): All sites of a network.
-        name (str): The name.
-
-    Raises:
-        UsageError: If there is none; the message has the names there are.
-    """
-    for kind in ('producers', 'through'):
-        for site in sites:
-            ends = getattr(site, kind)
-            if any(end.module == name for end in (ends[:1] if kind == 'producers' else ends)):
-                return site
+def _site_called(sites: Sequence[Site], name: str) -> Site:
+    """The site of a name, which may also be that of a depthwise convolution behind it."""
     block, _, kind = name.rpartition('.')
-    if kind == 'depthwise':  # as MobileNetV2's convolution was once called
-        for site in sites:
-            if any(end.module.startswith(f'{block}.') for end in site.through):
-                return site
+    old = kind == 'depthwise'  # as MobileNetV2's convolution was once called
+    fits: Sequence[Callable[[Site], bool]] = (
+        lambda site: site.name == name,
+        lambda site: any(end.module == name for end in site.through),
+        lambda site: old and any(is_in(end.module, block) for end in site.through),
+    )
+    for fit in fits:
+        for site in filter(fit, sites):
+            return site
     raise UsageError(f'{name!r} is no site; there are {", ".join(site.name for site in sites)}')
 
 
-def mask_of(site: Site, kept: Kept) -> np.ndarray:
-    """What stays of a site, as a mask of its decisions.
-
-    Args:
-        site (Site): The site.
-        kept (int | Sequence | Tensor): See :func:`narrow`.
-
-    Raises:
-        UsageError: If nothing or too much is to stay.
-    """
+def _mask_of(site: Site, kept: Kept) -> np.ndarray:
+    """What stays of a site, as a mask of its decisions."""
     count = site.channels
     mask = np.zeros(count, bool)
     if isinstance(kept, int) and not isinstance(kept, bool):
@@ -169,13 +153,8 @@ def _parts(site: Site) -> Iterator[tuple[Key, Union[End, Scale]]]:
 
 
 def _cut(network: nn.Module, sites: Sequence[Site], masks: Mapping[str, np.ndarray]) -> list[Site]:
-    """Narrow a network, without a look at whether that can be; returns the sites it has now.
-
-    Args:
-        network (nn.Module): The network.
-        sites (Sequence[Site]): Its sites.
-        masks (Mapping): Site -> the decisions that stay; all do of those that are not named.
-    """
+    """Narrow a network to the decisions that stay of some of its sites, without a look at whether
+    that can be; returns the sites it has now."""
     masks = {site.name: np.ones(site.channels, bool) for site in sites} | dict(masks)
     stays: dict[Key, np.ndarray] = {}
     for site in sites:

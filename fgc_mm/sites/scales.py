@@ -18,10 +18,6 @@ class ScaleFinder:
 
     What the pass makes of a parameter before it meets a channel is followed as channels are:
     a view, its exponential, one plus it.
-
-    Args:
-        module (nn.Module): The network.
-        record (Record): Its pass.
     """
 
     def __init__(self, module: nn.Module, record: Record) -> None:

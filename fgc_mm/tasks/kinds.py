@@ -10,6 +10,7 @@ from typing import Any, Optional
 
 import numpy as np
 import torch
+from torchvision.ops import box_iou
 
 from .task import Predict, Task
 
@@ -26,6 +27,10 @@ class Detection(Task):
     formats = {'mmdet.CocoDataset': 'coco', 'mmdet.XMLDataset': 'voc'}
     metrics = ('pascal_voc/mAP', 'coco/bbox_mAP')
     index_names = {'pascal_voc/mAP': ('mAP', 0.01), 'coco/bbox_mAP': ('mAP', 0.01)}
+    agreement_of = 'boxes that both find, of all with a score of 0.3 or more'
+
+    shown = 0.3
+    """Least score of a box that counts."""
 
     def draw(self, cfg: Any, hook: MutableMapping, show_dir: Optional[str]) -> None:
         hook.update(draw=True)
@@ -50,19 +55,23 @@ class Detection(Task):
         labels = sample.gt_instances.labels.cpu().numpy()
         return np.bincount(labels, minlength=1), len(labels)
 
-    def made_up(self, count: int, height: int, width: int) -> Optional[list]:
+    def made_up(self, model: Any, count: int, height: int, width: int) -> Optional[list]:
         from mmdet.structures import DetDataSample
         from mmdet.structures.mask import BitmapMasks
         from mmengine.structures import InstanceData, PixelData
 
         share = torch.tensor([[0.1, 0.1, 0.6, 0.7], [0.3, 0.2, 0.9, 0.5]])
         boxes = share * torch.tensor([width, height, width, height])
+        # Where there are masks, RTMDet's assigner wants them in a form of its own.
+        masked = any('mask' in name for name, _ in model.named_modules())
         samples = []
         for number in range(count):
-            masks = BitmapMasks(np.ones((2, height, width), np.uint8), height, width)
             labels = torch.zeros(2, dtype=torch.long)
             sample = DetDataSample(metainfo=_shapes(height, width, img_id=number))
-            sample.gt_instances = InstanceData(bboxes=boxes.clone(), labels=labels, masks=masks)
+            sample.gt_instances = InstanceData(bboxes=boxes.clone(), labels=labels)
+            if masked:
+                ones = np.ones((2, height, width), np.uint8)
+                sample.gt_instances.masks = BitmapMasks(ones, height, width)
             sample.ignored_instances = InstanceData(bboxes=boxes[:0], labels=labels[:0])
             sample.gt_sem_seg = PixelData(sem_seg=torch.zeros(1, height, width, dtype=torch.long))
             samples.append(sample)
@@ -84,6 +93,20 @@ class Detection(Task):
                     if isinstance(one, dict):
                         few(one)
 
+    def agreement(self, ours: Any, theirs: Any) -> tuple[float, float]:
+        one, other = (
+            found[found.scores >= self.shown]
+            for found in (ours.pred_instances, theirs.pred_instances)
+        )
+        overlap = box_iou(one.bboxes, other.bboxes)
+        overlap *= one.labels[:, None] == other.labels[None]
+        matched = 0
+        while overlap.numel() and float(overlap.max()) >= 0.5:
+            row, column = divmod(int(overlap.argmax()), overlap.size(1))
+            overlap[row], overlap[:, column] = 0, 0
+            matched += 1
+        return 2.0 * matched, float(len(one) + len(other))
+
     def unit(self, metric: str) -> str:
         last = metric.rpartition('/')[2]
         shares = last.startswith('AP') or last.endswith('mAP') or '_mAP_' in last
@@ -104,6 +127,7 @@ class Segmentation(Task):
     formats = {'mmseg.BaseSegDataset': 'label_maps'}
     metrics = ('mIoU',)
     index_names = {'mIoU': ('mIoU', 1.0), 'pixel_accuracy': ('Pixel Accuracy', 1.0)}
+    agreement_of = 'pixels of the same class'
 
     ignored = 255
     """Value of a label map that stands for no class."""
@@ -130,7 +154,7 @@ class Segmentation(Task):
         counts = np.bincount(pixels[pixels != self.ignored], minlength=1)
         return counts / max(1, pixels.size), int((counts > 0).sum())
 
-    def made_up(self, count: int, height: int, width: int) -> Optional[list]:
+    def made_up(self, model: Any, count: int, height: int, width: int) -> Optional[list]:
         from mmengine.structures import PixelData
         from mmseg.structures import SegDataSample
 
@@ -142,6 +166,10 @@ class Segmentation(Task):
                 sample.set_field(PixelData(data=labels), field)
             samples.append(sample)
         return samples
+
+    def agreement(self, ours: Any, theirs: Any) -> tuple[float, float]:
+        one, other = (sample.pred_sem_seg.data for sample in (ours, theirs))
+        return float((one == other).sum()), float(one.numel())
 
     def derived(self, metric: str, value: Any) -> dict[str, float]:
         if metric.rpartition('/')[2] != 'aAcc':
@@ -167,6 +195,7 @@ class Classification(Task):
     metrics = ('error/top1', 'accuracy/top1')
     falling = ('error/top1',)
     index_names = {'error/top1': ('Top 1 Error', 1.0), 'error/top5': ('Top 5 Error', 1.0)}
+    agreement_of = 'pictures of the same class'
 
     def fill_loader(self, loader: MutableMapping) -> None:
         loader.setdefault('collate_fn', dict(type='default_collate'))
@@ -194,11 +223,14 @@ class Classification(Task):
         labels = sample.gt_label.view(-1).cpu().numpy()
         return np.bincount(labels), len(labels)
 
-    def made_up(self, count: int, height: int, width: int) -> Optional[list]:
+    def made_up(self, model: Any, count: int, height: int, width: int) -> Optional[list]:
         from mmpretrain.structures import DataSample
 
         shapes = _shapes(height, width)
         return [DataSample(metainfo=shapes).set_gt_label(0) for _ in range(count)]
+
+    def agreement(self, ours: Any, theirs: Any) -> tuple[float, float]:
+        return float(ours.pred_label.equal(theirs.pred_label)), 1.0
 
     def derived(self, metric: str, value: Any) -> dict[str, float]:
         prefix, _, last = metric.rpartition('accuracy/')

@@ -39,17 +39,8 @@ class Schedule:
     begin: float = 0.0
 
     def settled(self, runner: Runner, key: str) -> Schedule:
-        """The same schedule with epochs in place of ``'budget'``.
-
-        A ramp that starts with the budget rises within one epoch.
-
-        Args:
-            runner (Runner): The runner, before it trains.
-            key (str): What the value is called in the config, for errors.
-
-        Raises:
-            UsageError: If there is no BudgetHook to wait for.
-        """
+        """The same schedule with epochs in place of ``'budget'``; a ramp that starts with the
+        budget rises within one epoch. The key is for errors."""
         if BUDGET not in (self.start, self.end):
             return self
         # Any hook that says when it is done; BudgetHook does.
@@ -95,9 +86,6 @@ def build_schedule(cfg: ScheduleCfg, key: str) -> Schedule:
     Raises:
         UsageError: If it is neither, or negative: a loss with a negative weight
             would be driven up.
-
-    Returns:
-        Schedule: The schedule.
 
     Example:
         >>> build_schedule(dict(start=0, end=100, begin=0.75, value=0), 'zeta').at(50)
@@ -165,9 +153,6 @@ def epochs_seen(runner: Runner, iteration: Optional[float] = None) -> float:
         runner (Runner): The runner, while it trains.
         iteration (float, optional): The iteration that is asked about.
             Defaults to None, the one the runner is at.
-
-    Returns:
-        float: Epochs, fractional.
     """
     iteration = runner.iter if iteration is None else iteration
     loader = runner.train_dataloader

@@ -182,48 +182,18 @@ def test_frames_of_saved_epochs(analyze, tmp_path, demo_checkpoint):
     assert len(rows) == 2 * 2 * 6 and (tmp_path / 'analysis' / 'embedding_layer4.1.png').is_file()
 
 
-def test_options_that_are_wrong(analyze, monkeypatch):
-    for module in ('umap', 'sklearn.cluster', 'sklearn.metrics'):  # as without the extra
+@pytest.mark.parametrize(
+    ('command', 'message'),
+    [
+        ('embedding', 'an embedding needs the package umap, which cannot be imported'),
+        ('alignment', 'alignment needs the package sklearn, which cannot be imported'),
+    ],
+)
+def test_without_the_extra(command, message, analyze, monkeypatch):
+    for module in ('umap', 'sklearn.cluster', 'sklearn.metrics'):
         monkeypatch.setitem(sys.modules, module, None)
-    for command, options, message in (
-        ('cost', ['--max-images', '1'], '--max-images 1 must be 2 or more'),
-        ('frequency', ['--layers', 'layer7'], "--layers: 'layer7' names no block; choose from"),
-        ('neighbors', ['--query', '99'], '--query 99 must be 0 to 5'),
-        ('alignment', ['--names', 'a', 'b'], '--names a b must be one name'),
-        ('embedding', ['--frames', '--versus', 'x', 'y'], '--frames and --versus both fill'),
-        ('embedding', ['--color-by', 'cow'], '--color-by cow: the classes are 0, 1, 2'),
-        ('embedding', [], 'needs the package umap, which cannot be imported'),
-        ('embedding', [], "pip install 'fgc-mm[analysis]'"),
-        ('alignment', [], 'alignment needs the package sklearn, which cannot be imported'),
-    ):
-        code, _, err = analyze('classification', command, *options)
-        assert code == 2 and message in err and 'Traceback' not in err
-
-
-def test_networks_and_weights_without_gates(analyze, demo_checkpoint, tmp_path):
-    dense = 'configs/demo/resnet18_digits.py'
-    code, _, err = analyze('classification', 'cost', config=dense)
-    assert code == 2 and 'of this config has no gates to look at' in err
-    demo_checkpoint('resnet18_digits', tmp_path / 'classification.pth')
-    code, _, err = analyze('classification', 'cost')
-    assert code == 2 and 'has no weights for gates of this network' in err
-    assert 'backbone.gates.layer1-0-conv1' in err and 'Traceback' not in err
-
-
-@pytest.mark.parametrize('command', ['cost', 'embedding'])
-def test_a_checkpoint_that_is_no_file_here(command, run_tool):
-    config, address = (
-        f'configs/demo/{CONFIGS["classification"]}.py',
-        'https://nowhere.invalid/a.pth',
-    )
-    code, _, err = run_tool('analyze', command, config, address)
-    assert code == 2 and f'checkpoint {address} is an address; download it' in err
-    assert 'Traceback' not in err
-
-
-def test_a_work_dir_without_a_training(run_tool, tmp_path):
-    code, _, err = run_tool('analyze', 'training', tmp_path)
-    assert code == 2 and 'holds no log of a training' in err
+    code, _, err = analyze('classification', command)
+    assert code == 2 and message in err and "pip install 'fgc-mm[analysis]'" in err
 
 
 def test_what_the_cache_depends_on(tmp_path):

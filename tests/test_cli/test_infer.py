@@ -107,13 +107,3 @@ def test_inferencer_infer_and_publish(name, run_tool, trained, photos, tmp_path)
     assert code == 0, err
     (row,) = json.loads((again / 'macs.json').read_text())['pictures']
     assert row == figures['pictures'][0]
-
-
-def test_inferring_nothing(run_tool, tmp_path):
-    torch.save(dict(state_dict=dict(a=torch.ones(1))), tmp_path / 'in.pth')
-    config = 'configs/demo/resnet18_digits.py'
-    (tmp_path / 'empty').mkdir()
-    code, _, err = run_tool('infer', config, tmp_path / 'in.pth', tmp_path / 'empty')
-    assert code == 2 and 'has no picture directly in it' in err
-    code, _, err = run_tool('infer', config, tmp_path / 'in.pth', tmp_path / 'nowhere.jpg')
-    assert code == 2 and 'nowhere.jpg is neither a picture nor a folder' in err

@@ -47,12 +47,6 @@ def test_what_cannot_be_published(content, options, message, run_tool, tmp_path)
     assert not list(target.iterdir())
 
 
-def test_publishing_into_a_folder(run_tool, tmp_path):
-    torch.save(dict(state_dict=dict(a=torch.ones(1))), tmp_path / 'in.pth')
-    code, _, err = run_tool('publish', tmp_path / 'in.pth', tmp_path)
-    assert code == 2 and 'is a folder; name a file in it' in err
-
-
 def test_a_writer_that_fails_leaves_nothing(monkeypatch, tmp_path):
     """The disk is full in the middle: the older publication stays, no half file is left."""
     from fgc_mm.runtime.checkpoints import publish as module

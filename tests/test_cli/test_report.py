@@ -244,13 +244,7 @@ def check_themes(page):
     assert page.evaluate(color) == light
 
 
-def test_folders_without_a_run(run_tool, tmp_path, monkeypatch):
-    code, _, err = run_tool('report', tmp_path)
-    assert code == 2 and f'work dir {tmp_path} is empty' in err and 'Traceback' not in err
-    code, _, err = run_tool('report', tmp_path / 'missing')
-    assert code == 2 and 'missing does not exist' in err
-    code, _, err = run_tool('report', tmp_path, '--max-images', 1)
-    assert code == 2 and '--max-images 1 must be 2 or more' in err
+def test_without_the_extra(run_tool, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, 'jinja2', None)
     code, _, err = run_tool('report', tmp_path)
     assert code == 2 and "pip install 'fgc-mm[analysis]'" in err

@@ -223,13 +223,6 @@ def test_survives_another_pipeline_a_second_call_and_pickling():
     assert dict(seen(loader_of(sent))) == expected
 
 
-def test_a_deep_copy_of_the_annotations_is_not_kept():
-    """In the usual case, all pictures different, there is no table of N numbers."""
-    dataset = Names([f'p{i}' for i in range(100)])
-    install_instance_index(loader_of(dataset))
-    assert dataset.prepare_data.table is None
-
-
 def test_workers_that_run_already_are_started_anew():
     # Persistent ones, after a first pass.
     loader = loader_of(Names(list('abcd')), num_workers=1, persistent_workers=True)

@@ -65,11 +65,12 @@ def test_closed_channels_are_not_computed(family):
     frozen(x)
     for name, site in frozen.gates.sites.items():
         kept = int(frozen.gates.of(name).record.mask.sum())
+        most = kept + 15 if site.channels >= 32 else kept  # kernels like multiples of 8 or 16
         if site.producers[0].index is None and isinstance(frozen.get_submodule(name), nn.Conv2d):
-            assert widths[name][1] == kept, name
+            assert kept <= widths[name][1] <= most, name
         for end in site.consumers:
             if end.index is None:
-                assert widths[end.module][0] == kept, end.module
+                assert kept <= widths[end.module][0] <= most, end.module
 
 
 @pytest.mark.parametrize('family', ['resnet18', 'mobilenet', 'densenet'])
@@ -164,6 +165,59 @@ def test_a_layer_that_cannot_be_narrowed_stays_masked():
     assert 'masked' in str(frozen_report(frozen))
     x = pictures(2, (20, 18))
     assert_equal_outputs(frozen(x), net(x))
+
+
+class Shortcuts(nn.Module):
+    """Sums with a tensor that is needed again, by itself or through a view of it, or not."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+        self.conv1, self.conv2 = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3, padding=1)
+        self.conv3 = nn.Conv2d(8, 8, 1)
+
+    def forward(self, x):
+        y = self.conv1(x).relu()
+        other = y.flatten(2) if self.kind == 'view' else y if self.kind != 'spent' else None
+        z = self.conv3(self.conv2(y).relu()) + y
+        z = z.relu()
+        if self.kind == 'output':
+            return z, other
+        return z if other is None else z + other.view_as(z)
+
+
+@pytest.mark.parametrize('kind', ['again', 'view', 'output', 'spent'])
+def test_what_is_needed_later_is_not_added_to(kind):
+    torch.manual_seed(0)
+    net = fgc_mm.gate(Shortcuts(kind), torch.rand(1, 3, 70, 70))
+    wake(net)
+    frozen = freeze(net, torch.rand(1, 3, 70, 70), way='gathered')
+    assert frozen.conv3.forward.adds == (kind == 'spent')
+    x = torch.rand(2, 3, 70, 70)
+    before = x.clone()
+    first = frozen(x)
+    kept = [out.clone() for out in ([first] if isinstance(first, torch.Tensor) else first)]
+    assert_equal_outputs(first, net(x))
+    frozen(torch.rand(2, 3, 70, 70))
+    assert_equal_outputs(first, kept, 0)
+    assert torch.equal(x, before)
+
+
+def test_wide_sites_of_any_openness():
+    """Numbers of computed channels that kernels like, and others."""
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 160, 3), nn.BatchNorm2d(160), nn.ReLU()
+    net = fgc_mm.gate(nn.Sequential(*layers, nn.Conv2d(160, 5, 3)), torch.rand(1, 3, 20, 20))
+    wake(net)
+    frozen = freeze(net, way='gathered')
+    x = pictures(2, (20, 18))
+    for opened in (0, 1, 15, 16, 17, 144, 145, 159, 160):
+        mask = (torch.randperm(160) < opened).float()
+        with (
+            force_gates(net, dict.fromkeys(find_gates(net), mask)),
+            force_gates(frozen, dict.fromkeys(find_gates(net), mask)),
+        ):
+            assert_equal_outputs(frozen(x), net(x))
 
 
 def test_copies_and_pickles_run_on_their_own():

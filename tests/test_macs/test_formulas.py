@@ -3,22 +3,31 @@
 
 import pytest
 import torch
+import torch.nn as nn
 
-from fgc_mm.macs import conv_macs, linear_macs, open_share
+from fgc_mm.macs import call_macs, open_share
+from fgc_mm.macs.formulas import is_counted
+
+CALLS = {
+    # The stem of a ResNet at 224 px.
+    'stem': (nn.Conv2d(3, 64, 7, 2, 3), (1, 3, 224, 224), 112 * 112 * 7 * 7 * 3 * 64),
+    # Each of 32 channels meets itself only.
+    'depthwise': (nn.Conv2d(32, 32, 3, groups=32), (1, 32, 12, 12), 10 * 10 * 9 * 32),
+    # Two groups of 4 -> 6.
+    'groups': (nn.Conv2d(8, 12, 1, groups=2), (3, 8, 5, 7), 3 * 5 * 7 * 2 * 4 * 6),
+    'no batch': (nn.Conv2d(3, 4, 1), (3, 5, 5), 5 * 5 * 3 * 4),
+    # Each input meets the whole kernel.
+    'transposed': (nn.ConvTranspose2d(3, 4, 2, 2), (1, 3, 5, 6), 5 * 6 * 3 * 2 * 2 * 4),
+    'linear': (nn.Linear(512, 1000), (1, 512), 512_000),
+    'tokens': (nn.Linear(3, 5), (2, 7, 3), 2 * 7 * 3 * 5),
+}
 
 
-def test_conv_macs_by_hand():
-    # The stem of a ResNet at 224 px: 112 * 112 * 7 * 7 * 3 * 64.
-    assert conv_macs(3, 64, (7, 7), (112, 112)) == 118_013_952
-    # Depthwise: each of 32 channels meets itself only, 10 * 10 * 9 * 32.
-    assert conv_macs(32, 32, (3, 3), (10, 10), groups=32) == 28_800
-    # Two groups of 4 -> 6: 5 * 7 * 1 * 2 * (4 * 6).
-    assert conv_macs(8, 12, (1, 1), (5, 7), groups=2) == 1_680
-
-
-def test_linear_macs_by_hand():
-    assert linear_macs(512, 1000) == 512_000
-    assert linear_macs(3, 5, rows=7) == 105
+@pytest.mark.parametrize('name', CALLS)
+def test_macs_of_a_call_by_hand(name):
+    layer, shape, expected = CALLS[name]
+    x = torch.rand(shape)
+    assert is_counted(layer) and call_macs(layer, (x,), layer(x)) == expected
 
 
 def test_open_share_is_the_product_of_both_sides():

@@ -1,14 +1,15 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
 """Which steps are explained, and what becomes of the config of an earlier run."""
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn as nn
 from left_hooks import hooks_on
-from mmengine.config import Config
 
 from fgc_mm.errors import RunError
-from fgc_mm.runtime.first_step import KeptConfig, watch_first_steps
+from fgc_mm.runtime.first_step import watch_first_steps
 
 
 class Failing:
@@ -28,18 +29,12 @@ class Failing:
 
 
 @pytest.mark.parametrize(('step', 'kind'), [(1, RunError), (3, RuntimeError)])
-def test_only_the_first_step_is_explained(step, kind, make_runner, toy, tmp_path):
-    earlier = tmp_path / 'mine.py'
-    earlier.write_text('of an earlier run')
-    cfg = Config(dict(work_dir=str(tmp_path)))
-    object.__setattr__(cfg, '_filename', '/elsewhere/mine.py')
-    kept = KeptConfig(cfg)
+def test_only_the_first_step_is_explained(step, kind, make_runner, toy):
     runner = make_runner(model=Failing(toy.task, step).model)
     object.__setattr__(runner.cfg, '_filename', '/elsewhere/mine.py')
-    runner.dump_config()  # as it does when it is built from a file
-    assert earlier.read_text() != 'of an earlier run'
-    watch_first_steps(runner, kept)
-    assert earlier.read_text() == 'of an earlier run'
+    earlier = Path(runner.work_dir, 'mine.py')
+    earlier.write_text('of an earlier run')
+    watch_first_steps(runner)
     with pytest.raises(kind, match='cannot multiply') as caught:
         runner.train()
     explained_now = str(caught.value).startswith('the first training step failed: ')
@@ -58,7 +53,7 @@ def test_the_layer_that_fails_is_named_and_then_no_longer_watched(make_runner, t
             return self.wrong(torch.ones(3, 4))
 
     runner = make_runner(model=Task())
-    watch_first_steps(runner, KeptConfig(Config()))
+    watch_first_steps(runner)
     with pytest.raises(RunError, match=r'step failed in wrong\.1: Linear\(in_features=5'):
         runner.train()
     assert not hooks_on(runner.model)

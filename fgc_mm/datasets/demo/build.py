@@ -6,15 +6,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Union
 
 from filelock import FileLock
 
 from ...errors import UsageError
+from ...files import discard
 from .classification import build_classification
 from .detection import build_detection
 from .segmentation import build_segmentation
@@ -73,29 +73,24 @@ def _build_alone(target: Path, kind: str, force: bool) -> None:
             return
         # Whoever made these was stopped: nobody else builds while we hold the lock.
         for left_over in target.parent.glob(f'.{kind}.building-*'):
-            shutil.rmtree(left_over, ignore_errors=True)
+            discard(str(left_over))
         began = time.perf_counter()
-        building = Path(tempfile.mkdtemp(prefix=f'.{kind}.building-', dir=target.parent))
+        building = target.with_name(f'.{kind}.building-{os.getpid()}')
+        building.mkdir()
         try:
             count = _write(building, kind)
             note = _replace(target, building)
         finally:
-            shutil.rmtree(building, ignore_errors=True)
+            discard(str(building))
         seconds = time.perf_counter() - began
         print(f'demo data: built {target} ({count} files, {seconds:.1f} s){note}', flush=True)
 
 
 def _write(folder: Path, kind: str) -> int:
-    folder.chmod(0o755)
-    sources = _BUILDERS[kind](folder)
-    _write_json(folder / 'digits.json', sources)
+    _write_json(folder / 'digits.json', _BUILDERS[kind](folder))
     names = sorted(p.relative_to(folder).as_posix() for p in folder.rglob('*') if p.is_file())
-    manifest = {
-        'kind': kind,
-        'version': DEMO_VERSION,
-        'files': len(names),
-        'sizes': _sizes(folder, names),
-    }
+    sizes = _sizes(folder, names)
+    manifest = dict(kind=kind, version=DEMO_VERSION, files=len(names), sizes=sizes)
     _write_json(folder / MANIFEST, manifest)
     return len(names)
 
@@ -125,14 +120,10 @@ def _read_manifest(folder: Path) -> dict:
     return manifest if isinstance(manifest, dict) and 'sizes' in manifest else {}
 
 
-def _sizes(folder: Path, names: Sequence[str] | dict) -> dict[str, int]:
-    sizes = {}
-    for name in names:
-        try:
-            sizes[name] = os.stat(os.path.join(folder, name)).st_size
-        except OSError:
-            sizes[name] = -1
-    return sizes
+def _sizes(folder: Path, names: Iterable[str]) -> dict[str, int]:
+    """Of the files that are there."""
+    paths = {name: os.path.join(folder, name) for name in names}
+    return {name: os.path.getsize(path) for name, path in paths.items() if os.path.isfile(path)}
 
 
 def _write_json(path: Path, content: dict) -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from .digits import SEED, load_digits
-from .scene import SceneStyle, draw_scene
-from .write import write_image
+from .scene import SceneStyle, draw_scene, write_image
 
 STYLE = SceneStyle(size=32, digit_size=(23.0, 28.0), contrast=(70.0, 140.0), margin=1)
 # Pictures of every digit, each on another background.

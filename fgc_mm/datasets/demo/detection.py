@@ -10,8 +10,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from .digits import DIGIT_CLASSES, SEED, load_digits, shuffled
-from .scene import DrawnDigit, Scene, SceneStyle, draw_scene
-from .write import write_image
+from .scene import DrawnDigit, Scene, SceneStyle, draw_scene, write_image
 
 STYLE = SceneStyle(
     size=128, digit_size=(20.0, 56.0), contrast=(60.0, 130.0), faint=0.05, cut=0.1, margin=2
@@ -62,10 +61,10 @@ def build_detection(root: Path) -> dict[str, dict[str, list[int]]]:
             name = f'{number:06d}'
             write_image(voc / 'JPEGImages' / f'{name}.jpg', scene.image)
             xml = ElementTree.tostring(_annotation(name, scene), encoding='unicode')
-            _write_text(voc / 'Annotations' / f'{name}.xml', xml + '\n')
+            (voc / 'Annotations' / f'{name}.xml').write_text(xml + '\n', 'utf-8', newline='\n')
             sources[split][name] = [digit.index for digit in scene.digits]
         names = ''.join(f'{name}\n' for name in sources[split])
-        _write_text(voc / 'ImageSets' / 'Main' / f'{IMAGE_SETS[split]}.txt', names)
+        (voc / 'ImageSets' / 'Main' / f'{IMAGE_SETS[split]}.txt').write_text(names, newline='\n')
     return sources
 
 
@@ -96,7 +95,3 @@ def _annotation(name: str, scene: Scene) -> ElementTree.Element:
 def _add(parent: ElementTree.Element, **values: object) -> None:
     for tag, value in values.items():
         ElementTree.SubElement(parent, tag).text = str(value)
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text, encoding='utf-8', newline='\n')

@@ -14,33 +14,17 @@ from ...errors import MissingPackageError
 
 SEED = 2007
 VAL_PER_CLASS = 36
-DIGIT_CLASSES = (
-    'zero',
-    'one',
-    'two',
-    'three',
-    'four',
-    'five',
-    'six',
-    'seven',
-    'eight',
-    'nine',
-)
+_NAMES = 'zero one two three four five six seven eight nine'
+DIGIT_CLASSES = tuple(_NAMES.split())
 
 
 @dataclass(frozen=True)
 class Digits:
-    """All handwritten digits and which of them belong to which split.
+    """All handwritten digits and which of them belong to which split."""
 
-    Attributes:
-        images (np.ndarray): N x 8 x 8, float32, 0 is paper and 1 is ink.
-        labels (np.ndarray): N, 0 to 9.
-        splits (dict[str, np.ndarray]): Indices of ``'train'`` and ``'val'``.
-    """
-
-    images: np.ndarray
+    images: np.ndarray  # N x 8 x 8, float32, 0 is paper and 1 is ink
     labels: np.ndarray
-    splits: dict[str, np.ndarray]
+    splits: dict[str, np.ndarray]  # indices of 'train' and 'val'
 
 
 @lru_cache(maxsize=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -16,21 +17,13 @@ _LUMINANCE = np.array([0.299, 0.587, 0.114], np.float32)
 
 @dataclass(frozen=True)
 class DrawnDigit:
-    """One digit of a scene.
+    """One digit of a scene."""
 
-    Attributes:
-        index (int): Which of scikit-learn's digits it is.
-        label (int): 0 to 9.
-        ink (np.ndarray): H x W of the scene, 0 to 1, how much ink covers a pixel.
-        visible (float): Share of the digit's ink inside the picture.
-        contrast (float): Mean difference of ink and surrounding, in gray levels.
-    """
-
-    index: int
+    index: int  # which of scikit-learn's digits it is
     label: int
-    ink: np.ndarray
-    visible: float
-    contrast: float
+    ink: np.ndarray  # H x W of the scene, 0 to 1, how much ink covers a pixel
+    visible: float  # share of the digit's ink inside the picture
+    contrast: float  # mean difference of ink and surrounding, in gray levels
 
     @property
     def box(self) -> tuple[int, int, int, int]:
@@ -40,46 +33,27 @@ class DrawnDigit:
 
 @dataclass(frozen=True)
 class Scene:
-    """A picture, what it would be without digits, and its digits.
+    """A picture, what it would be without digits, and its digits, largest first."""
 
-    Attributes:
-        image (np.ndarray): H x W x 3, RGB, uint8.
-        background (np.ndarray): The same without digits.
-        digits (list[DrawnDigit]): What was drawn, largest first.
-    """
-
-    image: np.ndarray
+    image: np.ndarray  # H x W x 3, RGB, uint8
     background: np.ndarray
     digits: list[DrawnDigit]
 
 
 @dataclass(frozen=True)
 class SceneStyle:
-    """How scenes are drawn.
+    """How scenes are drawn."""
 
-    Attributes:
-        size (int): Height and width of the picture.
-        digit_size (tuple[float, float]): Range of the digits' heights.
-        contrast (tuple[float, float]): Range of ink contrast in gray levels.
-        faint (float): Share of digits drawn with hardly any contrast.
-        cut (float): Share of digits that the border of the picture cuts.
-        margin (int): Pixels kept free around the ink of every digit.
-    """
-
-    size: int = 128
-    digit_size: tuple[float, float] = (20.0, 56.0)
-    contrast: tuple[float, float] = (60.0, 130.0)
-    faint: float = 0.0
-    cut: float = 0.0
-    margin: int = 2
+    size: int  # height and width of the picture
+    digit_size: tuple[float, float]  # range of the digits' heights
+    contrast: tuple[float, float]  # range of ink contrast in gray levels
+    margin: int  # pixels kept free around the ink of every digit
+    faint: float = 0.0  # share of digits drawn with hardly any contrast
+    cut: float = 0.0  # share of digits that the border of the picture cuts
 
 
 def draw_background(rng: np.random.Generator, size: int) -> np.ndarray:
-    """Two colors mixed by cloudy or striped texture, and fine grain.
-
-    Returns:
-        np.ndarray: size x size x 3, RGB, float32 in 0 to 255.
-    """
+    """Two colors mixed by cloudy or striped texture, and fine grain, in 0 to 255."""
     level = rng.uniform(50, 205)
     first, second = (level + rng.normal(0, 22, (2, 3))).astype(np.float32)
     clouds = np.zeros((size, size), np.float32)
@@ -99,7 +73,6 @@ def draw_background(rng: np.random.Generator, size: int) -> np.ndarray:
 def draw_scene(
     rng: np.random.Generator, stream: Iterator[int], count: int, style: SceneStyle
 ) -> Scene:
-    """Draw a scene."""
     canvas = _Canvas(rng, style)
     background = _to_uint8(canvas.image)
     low, high = np.log(style.digit_size)
@@ -205,3 +178,15 @@ def _grow(ink: np.ndarray, pixels: int) -> np.ndarray:
 
 def _to_uint8(image: np.ndarray) -> np.ndarray:
     return np.clip(np.rint(image), 0, 255).astype(np.uint8)
+
+
+def write_image(path: Path, image: np.ndarray) -> None:
+    """Write an RGB picture or a label map; the suffix decides the format."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if image.ndim == 3:
+        image = np.ascontiguousarray(image[..., ::-1])
+    options = [cv2.IMWRITE_JPEG_QUALITY, 95] if path.suffix == '.jpg' else []
+    done, data = cv2.imencode(path.suffix, image, options)
+    if not done:
+        raise OSError(f'OpenCV cannot encode {path}')
+    path.write_bytes(data.tobytes())

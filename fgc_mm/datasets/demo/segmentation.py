@@ -9,8 +9,7 @@ import cv2
 import numpy as np
 
 from .digits import DIGIT_CLASSES, SEED, load_digits, shuffled
-from .scene import Scene, SceneStyle, draw_scene
-from .write import write_image
+from .scene import Scene, SceneStyle, draw_scene, write_image
 
 # Half of the digits: telling all ten apart pixel by pixel takes longer than a demo should.
 SEG_CLASSES = ('background', *DIGIT_CLASSES[:5])

@@ -20,12 +20,10 @@ from ...errors import CheckpointError
 from ...files import finish, partial_path
 from .work_dir_paths import is_inside
 
-_SUFFIX = '.pth'
-
 
 def companion_path(checkpoint: str, name: str) -> str:
     """Where a companion of a checkpoint lies."""
-    return f'{os.path.splitext(checkpoint)[0]}.{name}{_SUFFIX}'
+    return f'{os.path.splitext(checkpoint)[0]}.{name}.pth'
 
 
 def companions_of(checkpoint: str) -> list[str]:
@@ -35,10 +33,9 @@ def companions_of(checkpoint: str) -> list[str]:
 
 def is_companion(path: str) -> bool:
     """Whether a file is, by its name, the companion of a checkpoint and not one itself."""
-    stem = os.path.basename(path)[: -len(_SUFFIX)]
-    return path.endswith(_SUFFIX) and os.path.isfile(
-        os.path.join(os.path.dirname(path), stem.rpartition('.')[0] + _SUFFIX)
-    )
+    stem, ending = os.path.splitext(path)
+    checkpoint, name = os.path.splitext(stem)
+    return ending == '.pth' and bool(name) and os.path.isfile(checkpoint + '.pth')
 
 
 def find_companion(
@@ -72,12 +69,9 @@ def find_companion(
 
 def _finish(path: str, token: str) -> None:
     """Name a companion whose checkpoint got its own name just before a kill."""
-    if os.path.isfile(partial_path(path)):
-        with contextlib.suppress(
-            CheckpointError
-        ):  # one that is not complete is not of this checkpoint
-            if read_companion(partial_path(path)).get('token') == token:
-                finish(path)
+    with contextlib.suppress(CheckpointError):  # there is none, or none that is complete
+        if read_companion(partial_path(path))['token'] == token:
+            finish(path)
 
 
 def read_companion(path: str) -> dict[str, Any]:

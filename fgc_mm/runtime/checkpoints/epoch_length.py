@@ -31,16 +31,16 @@ class EpochLength:
 
     def keep(self, runner: Runner) -> None:
         """Note the schedules as they begin. To be called before anything is resumed."""
+        self._fresh = []
         schedules = getattr(runner, 'param_schedulers', None) or []
         if isinstance(schedules, dict):
             # Several optimizers; or a config, where nothing is trained.
             groups = [several for several in schedules.values() if isinstance(several, list)]
             schedules = [schedule for several in groups for schedule in several]
-        self._fresh = [
-            (schedule, dict(schedule.state_dict()), _values(schedule))
-            for schedule in schedules
-            if isinstance(schedule, _ParamScheduler)
-        ]
+        for schedule in schedules:
+            if isinstance(schedule, _ParamScheduler):
+                values = [group[schedule.param_name] for group in schedule.optimizer.param_groups]
+                self._fresh.append((schedule, dict(schedule.state_dict()), values))
 
     def adapt(self, runner: Runner, before: Optional[int]) -> None:
         """Translate, if it is another length."""
@@ -68,7 +68,3 @@ class EpochLength:
                 for schedule, _, _ in self._fresh:
                     if not schedule.by_epoch or done % length == 0:
                         schedule.step()
-
-
-def _values(schedule: _ParamScheduler) -> list[float]:
-    return [group[schedule.param_name] for group in schedule.optimizer.param_groups]

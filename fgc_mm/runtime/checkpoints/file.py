@@ -7,7 +7,7 @@ import os
 import tarfile
 import zipfile
 import zlib
-from typing import BinaryIO, Optional, Union
+from typing import BinaryIO, Optional
 
 from ...errors import UsageError
 
@@ -32,10 +32,11 @@ def checkpoint_fault(path: str) -> Optional[str]:
 
 def existing(checkpoint: str) -> str:
     """The path of a checkpoint that is there and may be one; addresses are taken as they are."""
-    fault = None
-    if '://' not in checkpoint:
-        missing = f'checkpoint {checkpoint} does not exist'
-        fault = checkpoint_fault(checkpoint) if os.path.exists(checkpoint) else missing
+    if '://' in checkpoint:
+        return checkpoint
+    if not os.path.exists(checkpoint):
+        raise UsageError(f'checkpoint {checkpoint} does not exist')
+    fault = checkpoint_fault(checkpoint)
     if fault is not None:
         raise UsageError(fault)
     return checkpoint
@@ -54,8 +55,8 @@ def file_fault(path: str, whole: bool = False) -> Optional[str]:
         known = start.startswith(_PICKLE) or tarfile.is_tarfile(path)
         return None if known else f'its {size} bytes are not what torch.save writes'
     try:
-        names = _names(path)
-        damaged = _damaged(path) if whole else None
+        with zipfile.ZipFile(path) as archive:
+            names, damaged = archive.namelist(), archive.testzip() if whole else None
     except _BROKEN:
         return f'it is cut short or damaged (its {size} bytes have no end of an archive)'
     if damaged is not None:
@@ -67,12 +68,10 @@ def file_fault(path: str, whole: bool = False) -> Optional[str]:
 
 
 def is_of_a_training(path: str) -> Optional[bool]:
-    """Whether a file has the keys of a training that can be gone on from.
+    """Whether a file has the keys of a training that can be gone on from; None if it is too broken
+    to tell.
 
     What lies beside a checkpoint, best and published ones and plain weights lack one.
-
-    Returns:
-        bool: None if it is too broken to tell.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -90,23 +89,14 @@ def unusual_format(file: BinaryIO) -> Optional[str]:
         if tarfile.is_tarfile(file):
             return 'a tar archive of an early PyTorch'
         file.seek(start)
-        if any(_last(name) == 'constants.pkl' for name in _names(file)):
-            return 'a TorchScript program'
+        with zipfile.ZipFile(file) as archive:
+            if any(_last(name) == 'constants.pkl' for name in archive.namelist()):
+                return 'a TorchScript program'
     except (zipfile.BadZipFile, OSError):
         pass  # of the other format, or damaged: torch says which
     finally:
         file.seek(start)
     return None
-
-
-def _names(file: Union[str, BinaryIO]) -> list[str]:
-    with zipfile.ZipFile(file) as archive:
-        return archive.namelist()
-
-
-def _damaged(path: str) -> Optional[str]:
-    with zipfile.ZipFile(path) as archive:
-        return archive.testzip()
 
 
 def _last(name: str) -> str:

@@ -19,36 +19,20 @@ from torch import Tensor
 from ...errors import CheckpointError, UsageError, in_context
 from ...files import write_files
 
-_META = (
-    'cfg',
-    'fgc_mm',
-    'dataset_meta',
-    'epoch',
-    'iter',
-    'experiment_name',
-    'seed',
-    'mmengine_version',
-)
+_META = {'cfg', 'fgc_mm', 'dataset_meta', 'epoch', 'iter', 'seed'}
+_META |= {'experiment_name', 'mmengine_version'}
 
 
 def published(checkpoint: Mapping[str, Any], no_ema: bool = False) -> dict[str, Any]:
-    """What of a checkpoint is needed to use the network.
+    """What of a checkpoint, or of plain weights, is needed to use the network: ``meta`` and
+    ``state_dict``, of plain types, so that it loads with ``weights_only=True``.
 
     The weights stay, and of the meta information what inferencers and
     ``load_from`` read: the config, the classes and palette, where the training
     stood. Optimizer, schedulers, message hub, random states and what hooks
     have added go. The averaged weights of an ``EMAHook`` are in
     ``state_dict`` already (the hook swaps them in when it saves), so
-    ``ema_state_dict``, the weights as they were trained, goes too.
-
-    Args:
-        checkpoint (Mapping): A checkpoint of a Runner, or plain weights.
-        no_ema (bool): Take the weights as they were trained instead of the
-            averaged ones. Defaults to False.
-
-    Returns:
-        dict: ``meta`` and ``state_dict``, of plain types, so that it loads with
-        ``weights_only=True``.
+    ``ema_state_dict``, the weights as they were trained, goes too, unless ``no_ema`` asks for it.
     """
     given = checkpoint.get('state_dict', checkpoint)
     weights = OrderedDict((key, value) for key, value in given.items() if isinstance(value, Tensor))
@@ -77,7 +61,8 @@ def publish(source: Union[str, Path], target: Union[str, Path], no_ema: bool = F
             :func:`~fgc_mm.runtime.untrusted.loading.guarded_loading`.
         target (str | Path): Name of the new file; the first eight digits of its
             SHA-256 are added, ``NAME-1a2b3c4d.pth``.
-        no_ema (bool): See :func:`published`. Defaults to False.
+        no_ema (bool): Take the weights as they were trained instead of the averaged ones.
+            Defaults to False.
     """
     target = Path(target)
     # Not with_suffix: names like resnet18_lr0.1 have dots.
@@ -111,10 +96,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple, set)):
         items = [_plain(item) for item in value]
         return tuple(items) if isinstance(value, tuple) else items
-    if isinstance(value, np.ndarray):
+    if isinstance(value, (np.ndarray, np.generic)):
         return value.tolist()
-    if isinstance(value, np.generic):
-        return value.item()
     if value is None or isinstance(value, (bool, int, float, str, Tensor)):
         return value
     return str(value)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import glob
 import logging
 import os
 from collections.abc import Sequence
@@ -59,35 +60,26 @@ def what_is_wrong(path: str) -> Optional[str]:
 def find_resume_point(
     work_dir: str, folders: Optional[Sequence[str]] = None
 ) -> tuple[Optional[str], Optional[str]]:
-    """The checkpoint to go on from.
+    """The checkpoint to go on from, None if the training has not saved one yet; and a sentence if
+    it is not the one ``last_checkpoint`` names.
 
-    That is the one ``last_checkpoint`` names, also if the folder was moved since.
-    If it is missing, broken or not one of this training, it is the newest whole one of
-    this training.
-
-    Args:
-        work_dir (str): Folder of the training.
-        folders (Sequence[str], optional): Where it writes its checkpoints, see
-            :func:`~fgc_mm.runtime.checkpoints.work_dir_paths.checkpoint_folders`. Defaults to
-            None, there.
-
-    Returns:
-        tuple: The path, None if the training has not saved one yet; and, if it is
-        not the one ``last_checkpoint`` names, a sentence that says so.
+    If that one is missing, broken or not in the folders of this training, it is the file of that
+    name in a work dir that was moved, or the newest whole one.
     """
     folders = list(folders or [work_dir])
     last = os.path.join(work_dir, 'last_checkpoint')
-    if not os.path.isfile(last):
-        wrong = f'{last} is missing'
-    else:
+    named, problem, wrong = '', None, f'{last} is missing'
+    if os.path.isfile(last):
         with open(last, errors='replace') as file:
             named = file.read().strip('\0 \n')
+        wrong = f'{last} is empty'
+    if named:
         problem = _what_is_wrong_with(named, folders)
         if problem is None:
             return named, None
-        wrong = f'{last} names {named}, which {problem}' if named else f'{last} is empty'
+        wrong = f'{last} names {named}, which {problem}'
         moved = os.path.join(work_dir, os.path.basename(named))
-        if named and problem in (_MISSING, _ELSEWHERE) and what_is_wrong(moved) is None:
+        if problem in (_MISSING, _ELSEWHERE) and what_is_wrong(moved) is None:
             return moved, f'{wrong}; going on from {moved}'
     others = [path for folder in folders for path in _checkpoints(folder)]
     for path in sorted(others, key=os.path.getmtime, reverse=True):
@@ -95,10 +87,9 @@ def find_resume_point(
             return path, f'{wrong}; going on from the newest whole checkpoint, {path}'
     if not os.path.isfile(last) and not others:
         return None, None
-    found = (
-        f'of {len(others)} checkpoints beside it none is whole' if others else 'there is no other'
-    )
-    example = named if os.path.isfile(last) and problem == _ELSEWHERE else 'CHECKPOINT'
+    none_whole = f'of {len(others)} checkpoints beside it none is whole'
+    found = none_whole if others else 'there is no other'
+    example = named if problem == _ELSEWHERE else 'CHECKPOINT'
     raise UsageError(
         f'--resume: {wrong}, and {found}. Name a checkpoint by --resume {example}, or start anew '
         'without --resume'
@@ -107,8 +98,6 @@ def find_resume_point(
 
 def _what_is_wrong_with(named: str, folders: Sequence[str]) -> Optional[str]:
     """:func:`what_is_wrong` with what ``last_checkpoint`` names, which may be anything."""
-    if not named:
-        return 'names no file'
     if '://' not in named and not os.path.exists(named):
         return _MISSING
     if not is_inside(named, folders):
@@ -117,14 +106,9 @@ def _what_is_wrong_with(named: str, folders: Sequence[str]) -> Optional[str]:
 
 
 def _checkpoints(folder: str) -> list[str]:
-    """The checkpoints of a folder that can be gone on from."""
-    if not os.path.isdir(folder):
-        return []
-    paths = [os.path.join(folder, name) for name in os.listdir(folder) if name.endswith('.pth')]
-    return [path for path in paths if os.path.isfile(path) and _may_be_resumed(path)]
-
-
-def _may_be_resumed(path: str) -> bool:
-    known = is_of_a_training(path)
-    # What is too broken to tell counts as a checkpoint.
-    return not is_companion(path) if known is None else known
+    """The checkpoints of a folder that can be gone on from; what is too broken to tell counts."""
+    paths = [path for path in glob.glob(f'{glob.escape(folder)}/*.pth') if os.path.isfile(path)]
+    known = {path: is_of_a_training(path) for path in paths}
+    return [
+        path for path in paths if known[path] or (known[path] is None and not is_companion(path))
+    ]

@@ -19,6 +19,7 @@ from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner, fin
 
 from ...errors import CheckpointError
 from ...files import discard, partial_path, remove_partials, replacing
+from ..module_hooks import Attachments
 from .companions import companion_path, companions_of
 from .epoch_length import EpochLength, epoch_length
 from .random_state_hook import RandomStateHook
@@ -51,11 +52,8 @@ class SafeCheckpointHook(Hook):
 
     The hook brings :class:`RandomStateHook` along. ``tools/train.py`` adds it to every
     training, hooks with companions bring it along (:meth:`of`); elsewhere it is an entry of
-    ``custom_hooks``.
-
-    Local files of a ``Runner`` only: checkpoints on other storage, and those of a
-    ``FlexibleRunner``, are written as mmengine does it, but old ones are removed
-    after new ones there as well.
+    ``custom_hooks``. Checkpoints on other storage, and those of a ``FlexibleRunner``, are written
+    as mmengine does it, but old ones are removed after new ones there as well.
     """
 
     # After CheckpointHook has set itself up, and after all that is resumed.
@@ -66,7 +64,7 @@ class SafeCheckpointHook(Hook):
         self._stage: Callable[[str], str] = partial_path
         self._tokens: dict[str, tuple[str, str]] = {}
         self._outdated: dict[str, Callable[[str], None]] = {}
-        self._replaced: list[tuple[Any, str]] = []
+        self._attached = Attachments()
         self._loaded: Optional[dict[str, Any]] = None
         self._newest: Optional[str] = None
         self._validating = False
@@ -117,7 +115,7 @@ class SafeCheckpointHook(Hook):
 
     def before_train(self, runner: Runner) -> None:
         """Clean up, stand beside the hooks that save, catch up on a validation."""
-        self.after_train(runner)
+        self._attached.remove()
         hooks = [hook for hook in runner.hooks if isinstance(hook, CheckpointHook)]
         loaded, self._loaded = self._loaded, None
         self._newest = _resumed_from(runner) if runner.iter else None
@@ -125,15 +123,11 @@ class SafeCheckpointHook(Hook):
         if is_main_process():
             self._clean_up(runner, hooks, loaded or {})
         for hook in hooks:
-            self._replace(hook, 'file_backend', _Postponing(hook.file_backend, self._outdated))
-            for name, saver in (
-                ('_save_checkpoint_with_step', self._save_step),
-                ('_save_best_checkpoint', self._save_best),
-            ):
-                self._replace(hook, name, partial(saver, getattr(hook, name)))
-        self._replace(
-            runner, 'save_checkpoint', partial(self._save, runner, runner.save_checkpoint)
-        )
+            backend = _Postponing(hook.file_backend, self._outdated)
+            self._attached.replace(hook, 'file_backend', backend)
+            self._attached.wrap(hook, '_save_checkpoint_with_step', self._save_step)
+            self._attached.wrap(hook, '_save_best_checkpoint', self._save_best)
+        self._attached.wrap(runner, 'save_checkpoint', partial(self._save, runner))
         if runner.iter and loaded is not None:
             self._epoch_length.adapt(runner, loaded['epoch_length'])
             if not loaded['validated'] and _validation_due(runner):
@@ -141,12 +135,7 @@ class SafeCheckpointHook(Hook):
                 runner.val_loop.run()
 
     def after_train(self, runner: Runner) -> None:
-        for owner, name in reversed(self._replaced):
-            if isinstance(vars(owner)[name], _Postponing):
-                setattr(owner, name, vars(owner)[name].backend)
-            else:
-                delattr(owner, name)  # the class's own shows again
-        self._replaced.clear()
+        self._attached.remove()
 
     def before_val(self, runner: Runner) -> None:
         self._validating = True
@@ -160,10 +149,6 @@ class SafeCheckpointHook(Hook):
             validated=self._validating,
             epoch_length=epoch_length(runner),
         )
-
-    def _replace(self, owner: Any, name: str, value: Any) -> None:
-        setattr(owner, name, value)
-        self._replaced.append((owner, name))
 
     def _clean_up(self, runner: Runner, hooks: list[CheckpointHook], loaded: dict) -> None:
         """Remove what a killed training was writing, or had still to remove."""
@@ -254,10 +239,9 @@ class SafeCheckpointHook(Hook):
     def _remove_outdated(self) -> None:
         while self._outdated:
             path = next(iter(self._outdated))
-            local = (
-                path if '://' not in path else os.path.join(self._work_dir, os.path.basename(path))
-            )
-            for companion in companions_of(local):
+            remote = '://' in path
+            beside = os.path.join(self._work_dir, os.path.basename(path)) if remote else path
+            for companion in companions_of(beside):
                 discard(companion)
             self._outdated.pop(path)(path)
 
@@ -283,13 +267,10 @@ class _Postponing:
         self.outdated = outdated
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.backend, name)
-
-    def remove(self, path: str) -> None:
-        self.outdated[str(path)] = self.backend.remove
-
-    def rmtree(self, path: str) -> None:
-        self.outdated[str(path)] = self.backend.rmtree
+        method = getattr(self.backend, name)
+        if name in ('remove', 'rmtree'):
+            return lambda path: self.outdated.update({str(path): method})
+        return method
 
 
 def _reason(error: Optional[BaseException]) -> Optional[OSError]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import os
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any, Optional
+from typing import Optional
 from urllib.parse import urlparse
 
 import torch
@@ -21,6 +21,7 @@ from mmengine.runner.checkpoint import (
 )
 
 from ...errors import UsageError
+from ..config.files import dicts_in
 from ..messages import did_you_mean
 from .file import checkpoint_fault
 
@@ -36,87 +37,68 @@ def check_start_weights(cfg: Config) -> None:
     weights, such as ``torchvision://resnet50``, must be in the cache or on a server that
     answers; the first process alone asks.
     """
-    problems = []
-    for key, path in _start_weights(cfg):
-        if '://' in path:
-            problem = _unreachable(key, path)
-        elif not os.path.exists(path):
-            problem = _missing_file(key, path, cfg)
-        else:
-            fault = checkpoint_fault(path)
-            problem = fault and f'{key}: {fault}'
-        if problem is not None:
-            problems.append(problem)
-    if problems:
-        raise UsageError('\n'.join(problems))
+    problems = [_problem(key, path, cfg) for key, path in _start_weights(cfg)]
+    if any(problems):
+        raise UsageError('\n'.join(filter(None, problems)))
+
+
+def _problem(key: str, path: str, cfg: Config) -> Optional[str]:
+    if '://' in path:
+        return _unreachable(key, path)
+    if not os.path.exists(path):
+        return _missing_file(key, path, cfg)
+    fault = checkpoint_fault(path)
+    return fault and f'{key}: {fault}'
 
 
 def _start_weights(cfg: Config) -> Iterator[tuple[str, str]]:
     """The key and the place of everything a training loads before its first step."""
     if isinstance(cfg.get('load_from'), str):
         yield 'load_from', cfg.load_from
-    yield from _pretrained('model', cfg.model)
-
-
-def _pretrained(key: str, node: Any) -> Iterator[tuple[str, str]]:
-    if isinstance(node, Mapping):
-        place = node.get('checkpoint')
-        if node.get('type') in ('Pretrained', 'PretrainedInit') and isinstance(place, str):
+    for key, node in dicts_in(cfg.model, 'model'):
+        place, old = node.get('checkpoint'), node.get('pretrained')
+        if isinstance(place, str) and node.get('type') in ('Pretrained', 'PretrainedInit'):
             yield f'{key}.checkpoint', place
-            return
-        for name, value in node.items():
-            if name == 'pretrained' and isinstance(value, str) and _is_place(value):
-                yield f'{key}.pretrained', value
-            yield from _pretrained(f'{key}.{name}', value)
-    elif isinstance(node, (list, tuple)):
-        for number, value in enumerate(node):
-            yield from _pretrained(f'{key}.{number}', value)
-
-
-def _is_place(value: str) -> bool:
-    return '://' in value or value.endswith(('.pth', '.pt'))
+        if isinstance(old, str) and ('://' in old or old.endswith(('.pth', '.pt'))):
+            yield f'{key}.pretrained', old
 
 
 def _missing_file(key: str, path: str, cfg: Config) -> str:
     """What to say of a local file that does not exist."""
-    maker = _maker(path, cfg)
-    if maker is not None:
-        text = f'{key}={path!r} does not exist. It is made by:  python tools/train.py {maker}'
-        public = Path(cfg.filename or '').parent.parent / Path(cfg.filename or '').name
-        if Path(cfg.filename or '').parent.name == 'paper' and public.is_file():
-            text += (
-                f'\nWithout a training before it:  python tools/train.py {os.path.relpath(public)}'
-            )
-        return text
-    return f'{key}={path!r} does not exist. Say where the weights are with --cfg-options {key}=FILE'
+    maker, own = _maker(path, cfg), Path(cfg.filename or '')
+    if maker is None:
+        advice = f'Say where the weights are with --cfg-options {key}=FILE'
+    else:
+        advice = f'It is made by:  python tools/train.py {maker}'
+        public = own.parents[1] / own.name if own.parent.name == 'paper' else None
+        if public is not None and public.is_file():
+            shown = os.path.relpath(public)
+            advice += f'\nWithout a training before it:  python tools/train.py {shown}'
+    return f'{key}={path!r} does not exist. {advice}'
 
 
 def _maker(path: str, cfg: Config) -> Optional[str]:
     """The config whose work dir a checkpoint ``work_dirs/<config>/<file>`` lies in."""
-    name = Path(path).parent.name
-    beside = Path(cfg.filename).parent if cfg.filename else Path('configs')
+    folder = Path(path).parent
     # work_dirs/short/<config> belongs to configs/short/<config>.py.
-    below = Path('configs', *Path(path).parent.parts[1:]).with_suffix('.py')
-    if name and below.is_file():
-        return str(below)
-    for folder in (beside, Path('configs')):
-        for candidate in (folder / f'{name}.py', *sorted(folder.glob(f'*/{name}.py'))):
-            if name and candidate.is_file():
-                return os.path.relpath(candidate)
-    return None
+    candidates = [Path('configs', *folder.parts[1:]).with_suffix('.py')]
+    for place in (Path(cfg.filename or 'configs/x').parent, Path('configs')):
+        candidates += [place / f'{folder.name}.py', *sorted(place.glob(f'*/{folder.name}.py'))]
+    found = [candidate for candidate in candidates if folder.name and candidate.is_file()]
+    return os.path.relpath(found[0]) if found else None
 
 
 def _unreachable(key: str, address: str) -> Optional[str]:
     """What to say of public weights that cannot be had; None if they can."""
     scheme, _, name = address.partition('://')
-    url: Optional[str] = address
+    url = address
     if scheme in _LISTS:
         known = _LISTS[scheme]()
         name = get_deprecated_model_names().get(name, name)
-        url = known.get(name)
-        if url is None:
+        if name not in known:
             return f'{key}={address!r} is not in the list of {scheme}{did_you_mean(name, known)}'
-    if url is None or not url.startswith(('http://', 'https://')):
+        url = known[name]
+    if not url.startswith(('http://', 'https://')):
         return None  # left to mmengine
     # Where torch.hub, which mmengine downloads with, keeps them.
     folder = os.path.join(torch.hub.get_dir(), 'checkpoints')

@@ -12,23 +12,18 @@ from mmengine.runner import Runner
 
 
 def is_inside(path: Any, folders: Iterable[Optional[str]]) -> bool:
-    """Whether a path is a file below one of some folders, links followed.
-
-    Args:
-        path (Any): What a file says; anything but a string is nowhere.
-        folders (Iterable[str | None]): Local folders, or addresses such as ``s3://...``.
-    """
+    """Whether a path, as a file may give it, is below one of some folders or addresses such as
+    ``s3://...``; links are followed."""
     if not isinstance(path, str) or not path or '\0' in path:
         return False
-    for folder in filter(None, folders):
-        if '://' in path or '://' in folder:
-            if path.startswith(folder.rstrip('/') + '/') and '..' not in path.split('/'):
-                return True
-            continue
-        top, file = os.path.realpath(folder), os.path.realpath(path)
-        if file.startswith(top.rstrip(os.sep) + os.sep):
-            return True
-    return False
+    tops = [folder.rstrip('/') for folder in folders if folder]
+    if '://' in path:
+        return '..' not in path.split('/') and any(path.startswith(f'{top}/') for top in tops)
+    real, local = (
+        os.path.realpath(path),
+        [os.path.realpath(top) for top in tops if '://' not in top],
+    )
+    return any(real.startswith(top.rstrip(os.sep) + os.sep) for top in local)
 
 
 def checkpoint_folders(work_dir: str, out_dirs: Iterable[Optional[str]]) -> list[str]:

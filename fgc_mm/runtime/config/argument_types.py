@@ -12,13 +12,8 @@ from ...errors import UsageError
 from ..messages import did_you_mean, shortened
 
 _MOST_NAMES = 25
-_WORDS: dict[Any, str] = {
-    int: 'a whole number',
-    float: 'a number',
-    str: 'a text',
-    bool: 'True or False',
-    type(None): 'None',
-}
+_WORDS: dict[Any, str] = {int: 'a whole number', float: 'a number', str: 'a text'}
+_WORDS.update({bool: 'True or False', type(None): 'None'})
 
 
 def argument_faults(what: Callable, arguments: Mapping[str, Any], key: str) -> list[str]:

@@ -1,9 +1,11 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
-"""Reading a config by its path or its name in a package."""
+"""Reading a config by its path or its name in a package, and going through it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from mmengine.config import Config
 
@@ -35,6 +37,16 @@ def read_config(path: str) -> Config:
         raise UsageError(f'config {path} is no valid Python: {error}') from error
     except Exception as error:  # a config is Python and may raise anything
         raise UsageError(f'config {path} cannot be read: {sentence(error)}') from error
+
+
+def dicts_in(node: Any, key: str = '') -> Iterator[tuple[str, Any]]:
+    """Every dict of a config, outer ones first, with the key that leads to it."""
+    items: Any = enumerate(node) if isinstance(node, (list, tuple)) else ()
+    if isinstance(node, Mapping):
+        yield key, node
+        items = node.items()
+    for name, value in items:
+        yield from dicts_in(value, f'{key}.{name}')
 
 
 def _suggestion(path: Path) -> str:

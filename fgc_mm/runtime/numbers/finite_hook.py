@@ -18,15 +18,14 @@ from torch import Tensor
 
 from ...errors import NonFiniteError, UsageError
 from ..checkpoints.random_state_hook import checkpoint_due
-from ..module_hooks import Attachments
-from ..task_model import forward_argument, unwrap
+from ..module_hooks import Attachments, forward_argument, unwrap
 from .finite_search import (
     all_finite,
     bad_pictures,
     first_layer,
     loss_terms,
     not_finite,
-    optimizer_tensors,
+    some,
     tensors_in,
 )
 
@@ -86,18 +85,12 @@ class FiniteHook(Hook):
         self._watched: list[Any] = []
         self._exempt: set[str] = set()
         self._attached = Attachments()
-        self._wrapped: list[tuple[Any, str, Any]] = []
         self._call: tuple[tuple, dict] = ((), {})
         self._terms: dict[str, Tensor] = {}
-        self._stepping = False
-
-    @property
-    def has_looked(self) -> bool:
-        """Whether what hooks are about to use in this step is known to be finite."""
-        return self._stepping
+        # Within a step, behind the model: what hooks are about to use is known to be finite.
+        self.has_looked = False
 
     def before_train(self, runner: Runner) -> None:
-        """Put the checks in their places."""
         if self.action == 'off':
             return
         model = unwrap(runner.model)
@@ -109,20 +102,18 @@ class FiniteHook(Hook):
             runner, 'the training starts with', 'Give other weights (load_from, init_cfg, --resume)'
         )
         self._watched = [hook for hook in runner.hooks if hasattr(hook, 'values_of_step')]
-        self._take_off()
+        self._attached.remove()
         self._attached.after(model, self._after_model, with_kwargs=True, first=True)
         self._attached.after(model, self._after_hooks, with_kwargs=True)
-        self._wrap(runner.model, 'train_step', partial(self._train_step, runner))
-        wrappers = _wrappers(runner)
-        self._scaled = any(hasattr(wrapper, 'loss_scaler') for wrapper in wrappers)
-        for wrapper in wrappers:
-            if not hasattr(wrapper, 'loss_scaler'):
-                self._wrap(wrapper, 'step', partial(self._step, wrapper))
+        self._attached.wrap(runner.model, 'train_step', partial(self._train_step, runner))
+        own = [w for w in _wrappers(runner) if not hasattr(w, 'loss_scaler')]
+        self._scaled = len(own) < len(_wrappers(runner))
+        for wrapper in own:
+            self._attached.wrap(wrapper, 'step', partial(self._step, wrapper))
 
     def after_train(self, runner: Runner) -> None:
-        """Take everything off."""
         self._training = False
-        self._take_off()
+        self._attached.remove()
         if self.skipped:
             runner.logger.warning(f'FiniteHook: {self.skipped} batches were skipped')
 
@@ -150,22 +141,7 @@ class FiniteHook(Hook):
         bad = not_finite((k, v) for k, v in state.items() if isinstance(v, Tensor))
         bad = [name for name in bad if name not in self._exempt]
         if bad:
-            raise NonFiniteError(f'no checkpoint is written: {_some(bad)} hold NaN or Inf')
-
-    def _wrap(self, owner: Any, name: str, func: Callable) -> None:
-        """Call ``func(original, ...)`` in place of a method."""
-        self._wrapped.append((owner, name, owner.__dict__.get(name)))
-        original = getattr(owner, name)
-        owner.__dict__[name] = wrapped = partial(func, original)
-        wrapped.__dict__.update(vars(original))  # by which schedulers know their optimizer
-
-    def _take_off(self) -> None:
-        self._attached.remove()
-        for owner, name, before in self._wrapped:
-            del owner.__dict__[name]
-            if before is not None:  # such as a compiled one
-                owner.__dict__[name] = before
-        self._wrapped.clear()
+            raise NonFiniteError(f'no checkpoint is written: {some(bad)} hold NaN or Inf')
 
     def _train_step(
         self, runner: Runner, original: Callable, *args: Any, **kwargs: Any
@@ -174,7 +150,7 @@ class FiniteHook(Hook):
         may_skip = self.action == 'skip' or self._scaled
         # Norms take note of a batch when they see it.
         kept = [(b, b.clone()) for b in model.buffers()] if may_skip else []
-        self._stepping = True
+        self.has_looked = True
         try:
             outputs = original(*args, **kwargs)
             self._row = 0
@@ -191,12 +167,12 @@ class FiniteHook(Hook):
             self._act(runner, message, may_skip)
             return {}
         finally:
-            self._stepping = False
+            self.has_looked = False
             self._call, self._terms = ((), {}), {}
 
     def _after_model(self, model: nn.Module, args: tuple, kwargs: dict, losses: Any) -> None:
         """Look at the model's own losses and at what hooks want, before anybody uses them."""
-        if not self._stepping or forward_argument('mode', args, kwargs) != 'loss':
+        if not self.has_looked or forward_argument('mode', args, kwargs) != 'loss':
             return
         self._call = args, kwargs
         self._terms = loss_terms(losses) if isinstance(losses, dict) else {}
@@ -205,18 +181,18 @@ class FiniteHook(Hook):
 
     def _after_hooks(self, model: nn.Module, args: tuple, kwargs: dict, losses: Any) -> None:
         """Look at the losses that hooks have added."""
-        if not self._stepping or not isinstance(losses, dict):
+        if not self.has_looked or not isinstance(losses, dict):
             return
         added = {n: term for n, term in loss_terms(losses).items() if n not in self._terms}
+        self._terms.update(added)
         if added:
-            self._terms.update(added)
             self._raise_unless(all_finite(added.values()))
 
     def _step(self, wrapper: OptimWrapper, original: Callable, **kwargs: Any) -> None:
         """Look at the gradients before they are clipped and used."""
-        if self._stepping:
-            gradients = [p.grad for p in _parameters(wrapper) if p.grad is not None]
-            self._raise_unless(all_finite(gradients))
+        if self.has_looked:
+            parameters = (p for group in wrapper.optimizer.param_groups for p in group['params'])
+            self._raise_unless(all_finite(p.grad for p in parameters if p.grad is not None))
         original(**kwargs)
 
     def _values(self) -> Iterator[tuple[str, Tensor]]:
@@ -230,16 +206,15 @@ class FiniteHook(Hook):
 
     def _explain(self, runner: Runner) -> str:
         """Where it came up, in the words of the rank that has it."""
-        own = self._explain_own(unwrap(runner.model))
-        if get_world_size() == 1:
-            return own
-        every = enumerate(all_gather_object(own))
-        return '; '.join(f'rank {rank}: {text}' for rank, text in every if text)
+        every = all_gather_object(self._explain_own(unwrap(runner.model)))
+        if len(every) == 1:
+            return every[0]
+        return '; '.join(f'rank {rank}: {text}' for rank, text in enumerate(every) if text)
 
     def _explain_own(self, model: nn.Module) -> str:
         weights = not_finite(model.named_parameters())
         if weights:
-            return f'an earlier update has left NaN or Inf in {_some(weights)}'
+            return f'an earlier update has left NaN or Inf in {some(weights)}'
         args, kwargs = self._call
         terms = not_finite(self._terms.items())
         values = not_finite(self._values())
@@ -247,8 +222,8 @@ class FiniteHook(Hook):
         if not terms and not values:
             # The last layer is the first to get a gradient.
             bad = not_finite(reversed(gradients))
-            return f'the gradients of {_some(bad)} are NaN or Inf' if bad else ''
-        what = f'{_some(terms)} is NaN or Inf' if terms else f'{_some(values)} are NaN or Inf'
+            return f'the gradients of {some(bad)} are NaN or Inf' if bad else ''
+        what = f'{some(terms)} is NaN or Inf' if terms else f'{some(values)} are NaN or Inf'
         inputs = forward_argument('inputs', args, kwargs)
         if not bool(all_finite(tensors_in(inputs))):
             pictures = bad_pictures(inputs, forward_argument('data_samples', args, kwargs))
@@ -287,11 +262,11 @@ class FiniteHook(Hook):
             for name, tensor in unwrap(runner.model).state_dict().items()
             if isinstance(tensor, Tensor) and name not in self._exempt
         ]
-        state = [t for w in _wrappers(runner) for t in optimizer_tensors(w.optimizer)]
+        state = [t for w in _wrappers(runner) for t in tensors_in([*w.optimizer.state.values()])]
         if _on_all_ranks(all_finite([*(tensor for _, tensor in named), *state])):
             return
         bad = not_finite(named)
-        what = f'the weights {_some(bad)}' if bad else 'what the optimizer remembers'
+        what = f'the weights {some(bad)}' if bad else 'what the optimizer remembers'
         raise NonFiniteError(
             f'{prefix} NaN or Inf in {what} after {runner.iter} iterations. {advice} '
             '(docs/numbers.md)'
@@ -299,22 +274,12 @@ class FiniteHook(Hook):
 
 
 def _on_all_ranks(finite: Tensor) -> bool:
-    if get_world_size() > 1:
-        finite = finite.int()
-        all_reduce(finite, 'min')
-    return bool(finite)
+    result = finite.int()
+    all_reduce(result, 'min')
+    return bool(result)
 
 
 def _wrappers(runner: Runner) -> list[OptimWrapper]:
     outer = runner.optim_wrapper
     inner = getattr(outer, 'optim_wrappers', None)
     return list(inner.values()) if inner is not None else [outer]  # type: ignore[list-item]
-
-
-def _parameters(wrapper: OptimWrapper) -> list[nn.Parameter]:
-    return [p for group in wrapper.optimizer.param_groups for p in group['params']]
-
-
-def _some(names: list[str]) -> str:
-    more = f' and {len(names) - 3} more' if len(names) > 3 else ''
-    return ', '.join(names[:3]) + more

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Optional
 
@@ -10,8 +11,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from ..module_hooks import Attachments
-from ..task_model import forward_argument
+from ..module_hooks import Attachments, forward_argument
 
 
 def all_finite(tensors: Iterable[Tensor]) -> Tensor:
@@ -45,53 +45,38 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     """The tensors in nested lists and dicts."""
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
+    elif isinstance(value, (Mapping, list, tuple)):
+        for item in value.values() if isinstance(value, Mapping) else value:
             yield from tensors_in(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from tensors_in(item)
-
-
-def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """What an optimizer remembers: momenta, squares."""
-    return list(tensors_in(list(optimizer.state.values())))
 
 
 @torch.no_grad()
 def first_layer(model: nn.Module, args: tuple, kwargs: dict) -> Optional[str]:
-    """Run a pass once more and name the first layer that makes NaN or Inf.
+    """Run a pass once more and name the first layer that makes NaN or Inf, with the pictures.
 
     The model's own forward hooks are not called; its norms see the batch again.
-
-    Returns:
-        str: The layer, its kind, and the pictures it happened with; None if there is none.
     """
-    found: list[tuple[str, nn.Module, Tensor]] = []
+    found: list[tuple[nn.Module, Tensor]] = []
+
+    def look(module: nn.Module, _: Any, out: Any) -> None:
+        if not found:
+            bad = (tensor for tensor in tensors_in(out) if not bool(all_finite([tensor])))
+            found.extend((module, tensor) for tensor in bad)
+
     attached = Attachments()
-    for name, module in model.named_modules():
-        if module is model:
-            continue
-
-        def look(module: nn.Module, _: Any, out: Any, name: str = name) -> None:
-            for tensor in () if found else tensors_in(out):
-                if not bool(all_finite([tensor])):
-                    found.append((name, module, tensor))
-                    return
-
+    names = {module: name for name, module in model.named_modules() if module is not model}
+    for module in names:
         attached.after(module, look)
     try:
-        model.forward(*args, **kwargs)
-    except Exception:  # what fails on NaN later on does not matter
-        if not found:
-            return None
+        with contextlib.suppress(Exception):  # what fails on NaN later on does not matter
+            model.forward(*args, **kwargs)
     finally:
         attached.remove()
     if not found:
         return None
-    name, module, out = found[0]
+    layer, out = found[0]
     pictures = bad_pictures(out, forward_argument('data_samples', args, kwargs))
-    return f'{name} ({type(module).__name__})' + (f', of {pictures}' if pictures else '')
+    return f'{names[layer]} ({type(layer).__name__})' + (f', of {pictures}' if pictures else '')
 
 
 def bad_pictures(rows: Any, data_samples: Any) -> str:
@@ -101,8 +86,14 @@ def bad_pictures(rows: Any, data_samples: Any) -> str:
     if len(rows) != len(data_samples):
         return ''
     bad = [i for i, row in enumerate(rows) if not bool(all_finite(tensors_in(row)))]
-    names = [str(getattr(data_samples[i], 'img_path', f'number {i} of the batch')) for i in bad]
-    more = f' and {len(names) - 3} more' if len(names) > 3 else ''
-    if len(names) == len(data_samples) > 1:
+    if len(bad) == len(data_samples) > 1:
         return 'all pictures of the batch'
+    return some(
+        [str(getattr(data_samples[i], 'img_path', f'number {i} of the batch')) for i in bad]
+    )
+
+
+def some(names: list[str]) -> str:
+    """The first few."""
+    more = f' and {len(names) - 3} more' if len(names) > 3 else ''
     return ', '.join(names[:3]) + more

@@ -19,30 +19,21 @@ def find_code(text: str) -> Optional[str]:
 
     ``Config.pretty_text``, which checkpoints hold, is nothing but assignments of
     literals and ``dict(...)``. Text that cannot be parsed cannot be run either, and a
-    name that is not there ends a run before anything happens.
-
-    Returns:
-        str: The first such piece with its line, None if there is none.
+    name that is not there ends a run before anything happens. Of others it is the first such piece
+    with its line.
     """
     if _TEMPLATE.search(text):  # filled in by mmengine before the text is run
         return 'a template, {{ ... }}'
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
     known: set[str] = set()
-    for statement in tree.body:
-        found: Optional[ast.AST] = None
+    for statement in _statements(text):
+        found: Optional[ast.AST] = statement
         if isinstance(statement, ast.Assign):
             names = [t.id for t in statement.targets if isinstance(t, ast.Name)]
-            found = _code(statement.value, known)
-            if len(names) < len(statement.targets):
-                found = statement
+            if len(names) == len(statement.targets):
+                found = _code(statement.value, known)
             known.update(names)
         elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
             continue
-        else:
-            found = statement
         if found is not None:
             piece = ast.unparse(found)
             short = piece if len(piece) <= 60 else piece[:57] + '...'
@@ -50,48 +41,22 @@ def find_code(text: str) -> Optional[str]:
     return None
 
 
-def keep_assignment(text: str, name: str) -> str:
-    """The part of a plain config that sets one name, the rest left out.
-
-    Returns:
-        str: ``'name = value'``, or ``''`` if it is not set.
-    """
-    try:
-        body = ast.parse(text).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return ''
-    found = [
-        ast.unparse(statement)
-        for statement in body
-        if isinstance(statement, ast.Assign)
-        and any(isinstance(target, ast.Name) and target.id == name for target in statement.targets)
-        and not any(
-            isinstance(node, ast.Name) and node.id not in (*_MAKERS, name)
-            for node in ast.walk(statement)
-        )
-    ]
-    return found[-1] if found else ''
-
-
 def plain_values(text: str) -> dict[str, Any]:
-    """What a config's text assigns, without running it; what is no plain value is left out.
-
-    Args:
-        text (str): The text, such as ``Config.pretty_text`` makes.
-    """
-    if find_code(text) is not None:
-        return {}
+    """What a config's text assigns, without running it; what is no plain value is left out."""
     values: dict[str, Any] = {}
-    try:
-        body = ast.parse(text).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return {}
-    for statement in body:
+    for statement in _statements(text) if find_code(text) is None else ():
         if isinstance(statement, ast.Assign):
             with contextlib.suppress(ValueError, TypeError, KeyError):
                 value = _value(statement.value)
                 values.update((t.id, value) for t in statement.targets if isinstance(t, ast.Name))
     return values
+
+
+def _statements(text: str) -> list[ast.stmt]:
+    try:
+        return ast.parse(text).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
 
 
 def _value(node: Any) -> Any:
@@ -114,10 +79,9 @@ def _value(node: Any) -> Any:
 
 def _code(node: ast.AST, known: set[str]) -> Optional[ast.AST]:
     """The first part of an expression that is no plain value."""
-    if isinstance(node, ast.Constant):
-        return None
+    parts: list[Optional[ast.expr]] = []
     if isinstance(node, (ast.List, ast.Tuple, ast.Set)):
-        parts: list[Optional[ast.expr]] = list(node.elts)
+        parts = [*node.elts]
     elif isinstance(node, ast.Dict):
         parts = [*node.keys, *node.values]
     elif isinstance(node, ast.UnaryOp):
@@ -126,7 +90,7 @@ def _code(node: ast.AST, known: set[str]) -> Optional[ast.AST]:
         parts = [*node.args, *(keyword.value for keyword in node.keywords)]
     elif isinstance(node, ast.Name) and (node.id in known or node.id in _MAKERS):
         return None
-    else:
+    elif not isinstance(node, ast.Constant):
         # Calls, attributes and names that begin with a name nobody has set end the run there.
         root = node
         while isinstance(root, (ast.Attribute, ast.Call)):

@@ -12,21 +12,19 @@ import contextlib
 import errno
 import os
 import pickle
-import re
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from mmengine.utils import digit_version
 from torch import serialization
 
 from ...errors import CheckpointError
 from ..checkpoints.file import unusual_format
 from . import safe_types
-from .config_text import find_code, keep_assignment
+from .config_text import find_code
 
 FLAG = '--trust-checkpoint'
-_NAMED = re.compile(r'GLOBAL (\S+)|unrecognized function (.+)|allowlisted .* but got (.+)')
+_FORCED = 'TORCH_FORCE_WEIGHTS_ONLY_LOAD'
 _torch_load = serialization.load
 _trusted = False
 
@@ -46,59 +44,44 @@ def guarded_loading(trust: bool = False) -> Iterator[None]:
     before, trusted = (torch.load, serialization.load), _trusted
     torch.load = serialization.load = _load  # type: ignore[assignment]
     _trusted = trust
+    # Not by `weights_only=True`, which could be made to run code before torch 2.6 and can be told
+    # of further types only since then: asked for everywhere, it wants no unpickler but its own.
+    forced = os.environ.pop(_FORCED, None)
     try:
         yield
     finally:
         torch.load, serialization.load = before  # type: ignore[assignment]
         _trusted = trusted
+        if forced is not None:
+            os.environ[_FORCED] = forced
 
 
 def _load(f: Any, map_location: Any = None, pickle_module: Any = None, **options: Any) -> Any:
     """``torch.load``, guarded."""
-    name = os.fspath(f) if isinstance(f, (str, os.PathLike)) else getattr(f, 'name', 'the file')
-    weights_only = options.pop('weights_only', None)
-    if _trusted:
-        options.update(pickle_module=pickle_module, weights_only=bool(weights_only))
-        return _torch_load(f, map_location, **options)
     is_path = isinstance(f, (str, os.PathLike))
+    name = os.fspath(f) if is_path else getattr(f, 'name', 'the file')
+    weights_only = bool(options.pop('weights_only', None))
+    if _trusted:
+        return _torch_load(f, map_location, pickle_module, weights_only=weights_only, **options)
     with open(f, 'rb') if is_path else contextlib.nullcontext(f) as file:
         what = unusual_format(file)
     if what is not None:
         raise CheckpointError(_message(name, what))
     try:
-        content = _load_plain(f, map_location, options)
+        content = _torch_load(f, map_location, safe_types, weights_only=False, **options)
     except safe_types.UnsafePickleError as error:
         raise CheckpointError(_message(name, f'a pickle that names {error.name}')) from None
     except Exception as error:  # a damaged file fails in any way
         if isinstance(error, (OSError, MemoryError)) and error.args[:1] != (errno.EINVAL,):
             raise  # torch says that an argument is invalid of a file cut short
-        found = _NAMED.search(str(error))
-        if found is not None:
-            what = next(filter(None, found.groups()))
-            raise CheckpointError(_message(name, f'a pickle that names {what}')) from None
         if type(error) is RuntimeError and 'PytorchStreamReader' not in str(error):
             raise  # such as weights for a GPU that is not there
-        # Not as torch says it, which recommends to load the file unsafely.
         reason = 'torch.save has not written it, or not to its end'
         if isinstance(error, (RuntimeError, pickle.UnpicklingError)):
-            reason = str(error).rpartition('error: ')[2].strip().partition('\n')[0]
+            reason = str(error).strip().partition('\n')[0]
         raise CheckpointError(f'{name} is damaged or no checkpoint: {reason}') from None
     _check_config(content, name)
     return content
-
-
-def _load_plain(f: Any, map_location: Any, options: dict[str, Any]) -> Any:
-    if digit_version(torch.__version__) < digit_version('2.6.0'):
-        return _torch_load(f, map_location, pickle_module=safe_types, weights_only=False, **options)
-    # mmengine adds a list of its own before it calls, and not all of that is safe.
-    others = serialization.get_safe_globals()
-    serialization.clear_safe_globals()
-    serialization.add_safe_globals([(kind, n) for n, kind in safe_types.safe_types().items()])
-    try:
-        return _torch_load(f, map_location, weights_only=True, **options)
-    finally:
-        serialization.clear_safe_globals()
-        serialization.add_safe_globals(others)
 
 
 def _message(name: str, what: str) -> str:
@@ -110,27 +93,22 @@ def _message(name: str, what: str) -> str:
 
 
 def _check_config(content: Any, name: str) -> None:
-    """Refuse code in the config a checkpoint brings along, and leave none to run.
+    """Refuse code in the config a checkpoint brings along.
 
-    Resuming runs ``meta['config']`` to learn ``gpu_ids``: that is all that is left of it.
-    Inferencers run the others if they are given no config.
+    Inferencers run ``meta['cfg']`` if they are given no config. Resuming runs ``meta['config']``,
+    which mmcv wrote, to compare numbers of GPUs: nothing is left of that.
     """
-    if not isinstance(content, dict):
-        return
-    hub = content.get('message_hub')
-    places = {
-        "meta['config']": (content.get('meta'), 'config'),
-        "meta['cfg']": (content.get('meta'), 'cfg'),
-        "message_hub['runtime_info']['cfg']": (
-            hub.get('runtime_info') if isinstance(hub, dict) else None,
-            'cfg',
-        ),
-    }
-    for place, (holder, key) in places.items():
+    meta = content.get('meta') if isinstance(content, dict) else None
+    hub = content.get('message_hub') if isinstance(content, dict) else None
+    info = hub.get('runtime_info') if isinstance(hub, dict) else None
+    for place, holder, key in (
+        ("meta['config']", meta, 'config'),
+        ("meta['cfg']", meta, 'cfg'),
+        ("message_hub['runtime_info']['cfg']", info, 'cfg'),
+    ):
         if not isinstance(holder, dict) or not isinstance(holder.get(key), str):
             continue
-        text = holder[key]
-        found = find_code(text)
+        found = find_code(holder[key])
         if found is not None:
             raise CheckpointError(
                 f'{name} was not loaded: the config in its {place} is Python code ({found}) that '
@@ -138,4 +116,4 @@ def _check_config(content: Any, name: str) -> None:
                 'whoever made it (docs/security.md)'
             )
         if key == 'config':
-            holder[key] = keep_assignment(text, 'gpu_ids')
+            holder[key] = ''

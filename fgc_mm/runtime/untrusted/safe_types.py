@@ -17,9 +17,6 @@ from mmengine.logging import HistoryBuffer
 from mmengine.optim import OneCycleParamScheduler
 from torch import _weights_only_unpickler
 
-_INTEGERS = [f'{sign}{size}' for sign in 'iu' for size in (1, 2, 4, 8)]
-_NUMBERS = [*_INTEGERS, '?', 'f2', 'f4', 'f8', 'c8', 'c16', 'U1', 'S1']
-
 
 @functools.lru_cache(maxsize=1)
 def safe_types() -> dict[str, Any]:
@@ -54,10 +51,6 @@ def safe_types() -> dict[str, Any]:
     for core in ('numpy.core', 'numpy._core'):  # NumPy 1 and 2 write different names
         types[f'{core}.multiarray._reconstruct'] = multiarray._reconstruct
         types[f'{core}.multiarray.scalar'] = multiarray.scalar
-    # The classes of dtypes, which are never named in a file but made by numpy.dtype.
-    for name in _NUMBERS:
-        kind = type(np.dtype(name))
-        types[f'{kind.__module__}.{kind.__qualname__}'] = kind
     return types
 
 
@@ -94,11 +87,7 @@ _build: Any = pickle._Unpickler.dispatch[pickle.BUILD[0]]  # type: ignore[attr-d
 
 
 class RestrictedUnpickler(pickle._Unpickler):  # type: ignore[name-defined]
-    """Python's own unpickler, for the list of :func:`safe_types` and torch's.
-
-    ``weights_only=True`` of torch before 2.6 cannot be told of further types, and could be
-    made to run code. This one is handed to ``torch.load`` there.
-    """
+    """Python's own unpickler, for the list of :func:`safe_types` and torch's."""
 
     dispatch = dict(pickle._Unpickler.dispatch)  # type: ignore[attr-defined]
 
@@ -119,16 +108,13 @@ class RestrictedUnpickler(pickle._Unpickler):  # type: ignore[name-defined]
 
     def load_build(self) -> None:
         instance = self.stack[-2]  # type: ignore[attr-defined]
-        known = (torch.Tensor, torch.nn.Parameter, *filter(_is_type, safe_types().values()))
-        if type(instance) not in known:
+        known = type(instance) in (torch.Tensor, torch.nn.Parameter, *safe_types().values())
+        # Every dtype is of a class of its own; those of numbers and text.
+        if not known and not (isinstance(instance, np.dtype) and instance.kind in 'biufcSU'):
             raise UnsafePickleError(f'the state of a {type(instance).__name__}')
         _build(self)
 
     dispatch[pickle.BUILD[0]] = load_build  # type: ignore[assignment]
-
-
-def _is_type(value: Any) -> bool:
-    return isinstance(value, type)
 
 
 def _encode(text: str, encoding: str) -> bytes:

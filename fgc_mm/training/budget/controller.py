@@ -88,7 +88,8 @@ class BudgetController:
             images, so that no layer dies. Defaults to 0.0.
         cap (float, optional): Share no single image should exceed, at least the
             target. Defaults to None.
-        max_weight (float): Bound of the loss's weight. Defaults to 4.0.
+        max_weight (float): Bound of the loss's weight, if the task's own loss does not need more
+            (:meth:`TaskPull.balance`). Defaults to 4.0.
         check_interval (int, optional): Steps between two passes in
             evaluation. Defaults to None: 20, less if there are under 500.
         pull (float): How much channels that the task pulls at are spared on the way
@@ -189,17 +190,11 @@ class BudgetController:
     def update(
         self, reading: Reading, step: int, speeds: Optional[Sequence[Tensor]] = None
     ) -> list[Any]:
-        """Take a reading in.
-
-        Args:
-            reading (Reading): Of this iteration, the same on all ranks.
-            step (int): Number of the iteration.
-            speeds (Sequence[Tensor], optional): How far a shift by 1 moves the
-                channels of each gate. Defaults to None, 1 for all.
+        """Take in a reading, the same on all ranks.
 
         Returns:
-            list[float | Tensor]: What to add to the logits of each gate; with speeds,
-            to that of each channel.
+            list[float | Tensor]: What to add to the logits of each gate; with speeds (how far a
+            shift by 1 moves its channels), to that of each channel.
         """
         state, gain = self.state, self.gain(step)
         state.seen += 1

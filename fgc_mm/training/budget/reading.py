@@ -63,15 +63,11 @@ class Reading:
         return cls(expected, hard, shift, doubt, over_cap, *each, -lowest, highest)
 
     def harmless(self, moves: Sequence[Any], sizes: Sequence[int]) -> list[Tensor]:
-        """The same moves, but channels that lie far on that side already, whatever the
-        image, stay: they would be lost for good, and nothing is gained.
+        """The same moves of the logits, a number or one for each channel of a gate, but channels
+        that lie far on that side already, whatever the image, stay: they would be lost for good,
+        and nothing is gained.
 
         Images say so, and no parameter: what a bias gives the norm before can take.
-
-        Args:
-            moves (Sequence[float | Tensor]): What is to be added to the logits of each
-                gate, or to that of each of its channels.
-            sizes (Sequence[int]): Channels of each gate.
         """
         pairs = zip(self.lowest.split(list(sizes)), self.highest.split(list(sizes)), strict=True)
         return [
@@ -134,15 +130,9 @@ class BatchReader:
         return self._by_gate([p @ g.mean for p, g in zip(probs, self._groups, strict=True)])
 
     def solve(self, goal: float, trust: float, offset: float) -> Tensor:
-        """The shift that brings this batch to the goal, by halving.
+        """The shift that brings this batch to the goal, by halving; nothing leaves the device.
 
-        Args:
-            goal (float): The share wanted.
-            trust (float): Weight of the hard share against the expected one.
-            offset (float): Added to the hard share.
-
-        Returns:
-            Tensor: A scalar; nothing leaves the device.
+        ``trust`` is the weight of the hard share, with the offset added, against the expected one.
         """
         low = self.room.new_tensor(-FARTHEST)
         high = self.room.new_tensor(FARTHEST)

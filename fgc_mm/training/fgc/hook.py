@@ -3,25 +3,30 @@
 
 from __future__ import annotations
 
+import os
+import uuid
 from typing import Any, ClassVar, Optional
 
 import torch
 from mmengine.registry import HOOKS
-from mmengine.runner import Runner
+from mmengine.runner import Runner, find_latest_checkpoint
 from torch import Tensor
 
 from ...coupling import ApproximateSearch, Coupling, LayerCoupling
 from ...datasets import install_instance_index, refuse_mixing
-from ...errors import UsageError, in_context
+from ...errors import CheckpointError, UsageError, in_context
 from ...gates import Gate
 from ...runtime import FiniteHook, SafeCheckpointHook, unwrap
+from ...runtime.checkpoints.companions import find_companion, read_companion
+from ...runtime.checkpoints.work_dir_paths import run_folders
 from ...runtime.config.argument_types import argument_faults, arguments_of, check_arguments
 from ..budget.hook import BudgetHook
 from ..gate_loss_hook import GateLossHook, log_by_gate
 from ..schedules import BUDGET, ScheduleCfg, build_schedule, epochs_seen
-from .checkpoint import FGCCheckpoint
 from .samples import read_samples
 from .waiting import ends_mixing, mixing_now
+
+_KEY, _BANKS = 'fgc', 'banks'
 
 
 @HOOKS.register_module()
@@ -108,7 +113,12 @@ class FGCHook(GateLossHook):
         # While pictures are mixed nobody knows what an item shows.
         self.waits = False
         self.uncoupled = 0.0
-        self.checkpoint = FGCCheckpoint(self, save_banks, fresh_banks)
+        self.save_banks = save_banks
+        self.fresh_banks = fresh_banks
+        self._loaded: Optional[dict[str, Any]] = None
+        self._path: Optional[str] = None
+        # That of the last banks that were written is in the checkpoint and in their file.
+        self._token = (-1, '')
 
     def before_run(self, runner: Runner) -> None:
         SafeCheckpointHook.of(runner)
@@ -127,7 +137,12 @@ class FGCHook(GateLossHook):
             f'FGCHook couples {", ".join(self.coupling.gates)} over N={num_instances} instances; '
             f'the banks take {self.coupling.bank_bytes / 2**20:.1f} MiB'
         )
-        self.checkpoint.before_train(runner)
+        self._token = (-1, '')
+        if runner.iter:
+            self._resume(runner)
+        else:
+            self._notice_ignored(runner, 'load_from')
+        self._loaded = None
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
         """See whether pictures are mixed, which hooks bring in and take out between epochs."""
@@ -180,16 +195,86 @@ class FGCHook(GateLossHook):
             self.coupling.close()
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        self.checkpoint.after_load(runner, checkpoint)
-
-    def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        self.checkpoint.before_save(runner, checkpoint)
+        """Keep aside what a checkpoint holds; whether it is of use shows later."""
+        entry = checkpoint.get(_KEY)
+        self._loaded = dict(entry) if isinstance(entry, dict) else {}
+        if not isinstance(self._loaded.get('banks'), str):
+            self._loaded['banks'] = None
+        self._path = runner._load_from
+        if self._path is None and runner._resume:
+            self._path = find_latest_checkpoint(runner.work_dir)
 
     def before_test(self, runner: Runner) -> None:
-        self.checkpoint.notice_ignored(runner, 'testing')
+        self._notice_ignored(runner, 'testing')
 
     def before_val(self, runner: Runner) -> None:
-        self.checkpoint.notice_ignored(runner, 'validation')
+        self._notice_ignored(runner, 'validation')
+
+    def _notice_ignored(self, runner: Runner, by: str) -> None:
+        """Say that banks were not looked at, unless this is a training."""
+        loaded, self._loaded = self._loaded, None
+        if loaded and loaded.get('banks'):
+            runner.logger.info(
+                f'FGCHook: {by} takes the weights only; the banks in '
+                f'{os.path.basename(loaded["banks"])} are ignored'
+            )
+
+    def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        """Write the banks and refer to them. Called on the main process only."""
+        coupling = self.coupling
+        if coupling is None:
+            return
+        path = None
+        # Without an optimizer it is one of the best, and not meant to be resumed.
+        if self.save_banks and 'optimizer' in checkpoint:
+            if self._token[0] != coupling.seen:
+                self._token = coupling.seen, uuid.uuid4().hex
+            saver = SafeCheckpointHook.of(runner)
+            path = saver.add_companion(_BANKS, self._token[1], coupling.state_dict())
+        checkpoint[_KEY] = dict(
+            seen=coupling.seen,
+            uncoupled=self.uncoupled,
+            num_instances=coupling.num_instances,
+            banks=path,
+            token=None if path is None else self._token[1],
+        )
+
+    def _resume(self, runner: Runner) -> None:
+        coupling, loaded = self.coupling, self._loaded or {}
+        assert coupling is not None
+        same_size = loaded.get('num_instances') == coupling.num_instances
+        if same_size:
+            coupling.seen = loaded['seen']
+            self.uncoupled = loaded.get('uncoupled', 0.0)
+        else:
+            coupling.seen = round(epochs_seen(runner) * coupling.num_instances)
+        recorded = loaded.get('banks')
+        if self.fresh_banks or (recorded is None and not self.save_banks):
+            runner.logger.warning('FGCHook: resuming with fresh banks')
+            return
+        advice = 'To go on with fresh banks, set fresh_banks=True in FGCHook'
+        if recorded is None:
+            raise CheckpointError(
+                'FGCHook: the checkpoint to be resumed was saved without banks (best checkpoints '
+                'and those saved without an optimizer or with save_banks=False have none); resume '
+                f'one that has. {advice}'
+            )
+        path = find_companion(_BANKS, recorded, loaded['token'], self._path, run_folders(runner))
+        if path is None:
+            raise CheckpointError(
+                f'FGCHook: the banks of the checkpoint to be resumed, '
+                f'{os.path.basename(recorded)}, are neither beside it nor in the work dir; copy '
+                f'the file there. {advice}'
+            )
+        with in_context('FGCHook', after=f'. {advice}'):
+            state = read_companion(path)
+            if state['token'] != loaded['token']:
+                raise CheckpointError(
+                    f'{path} belongs to another checkpoint than the one to be resumed'
+                )
+            with in_context(path):
+                coupling.load_state_dict(state)
+        runner.logger.info(f'FGCHook: banks resumed from {path}')
 
     def _count_instances(self, runner: Runner) -> tuple[int, Optional[Tensor]]:
         """N, and the labels of all instances, if they are of use and known."""

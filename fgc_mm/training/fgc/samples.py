@@ -14,15 +14,7 @@ from ...tasks import class_fields
 
 
 def read_samples(data_samples: Any, with_labels: bool) -> tuple[Tensor, Optional[Tensor]]:
-    """The index of every instance and, if they are needed, the labels.
-
-    Args:
-        data_samples (list): One for each picture.
-        with_labels (bool): Whether labels are needed.
-
-    Raises:
-        UsageError: If a data sample does not have what is needed.
-    """
+    """The index of every picture of a batch and, if they are needed, the labels."""
     if not isinstance(data_samples, (list, tuple)):
         raise UsageError(
             'data_samples must be a list with one data sample per picture, not a '

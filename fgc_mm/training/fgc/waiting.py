@@ -17,16 +17,9 @@ def mixing_now(runner: Runner) -> Optional[str]:
 
 
 def ends_mixing(runner: Runner, next_epoch: int) -> Optional[str]:
-    """The hook that will take all of that out: upstream's ``PipelineSwitchHook``,
-    ``YOLOXModeSwitchHook`` or ``SwitchRecipeHook``.
-
-    Args:
-        runner (Runner): The runner.
-        next_epoch (int): The first epoch, from 0 on, in which a hook can still act.
-
-    Returns:
-        str: Its name; None if there is none.
-    """
+    """The hook that will take all of that out, from the epoch on in which one can still act:
+    upstream's ``PipelineSwitchHook``, ``YOLOXModeSwitchHook`` or ``SwitchRecipeHook``; None if
+    there is none."""
     dataset, preprocessor = runner.train_dataloader.dataset, _preprocessor(runner)
     of_batch = mixes(getattr(preprocessor, 'batch_augments', None))
     for hook in runner.hooks:

@@ -1,5 +1,5 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
-"""Where schedules are looked for; tests/test_tools resumes with epochs of another length."""
+"""Where schedules are looked for; test_safe_checkpoint_hook.py resumes with them."""
 
 from types import SimpleNamespace
 
