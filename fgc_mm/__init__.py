@@ -24,6 +24,8 @@ _PUBLIC = {
     'BudgetHook': 'training',
     'Coupling': 'coupling',
     'DensityHook': 'training',
+    'Distillation': 'training',
+    'DistillationHook': 'training',
     'FBSGate': 'gates',
     'FGCHook': 'training',
     'FgcError': 'errors',

@@ -19,6 +19,7 @@ COMMANDS = (
     'test',
     'infer',
     'sites',
+    'gate',
     'slim',
     'export',
     'analyze',

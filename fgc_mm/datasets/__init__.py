@@ -8,14 +8,17 @@ from .instance_index import INSTANCE_KEY, count_instances, install_instance_inde
 from .mixing import find_mixing, mixes, refuse_mixing
 from .path_checks import check_dataset_paths
 from .picture_checks import name_broken_pictures, picture_fault
+from .pictures import PICTURE_ENDINGS, Pictures
 
 __all__ = [
     'DEMO_KINDS',
     'DIGIT_CLASSES',
     'INSTANCE_KEY',
+    'PICTURE_ENDINGS',
     'SEG_CLASSES',
     'SEG_PALETTE',
     'CIFARBinary',
+    'Pictures',
     'check_annotations',
     'check_boxes',
     'check_dataset_paths',

@@ -15,7 +15,7 @@ from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.runner import CheckpointLoader
 
-from ..datasets import picture_fault
+from ..datasets import PICTURE_ENDINGS, picture_fault
 from ..errors import CheckpointError, DataError
 from ..files import write_files
 from ..macs import ImageMACs
@@ -23,9 +23,6 @@ from ..tasks import task_of
 from . import PredictionCounter, counted_backbone
 from .checkpoint_fit import check_fit
 from .gated_macs import FIELD
-
-PICTURES = ('.bmp', '.jpeg', '.jpg', '.png', '.ppm', '.tif', '.tiff', '.webp')
-"""Endings of the files taken from a folder, in either case."""
 
 
 def find_pictures(path: str) -> list[str]:
@@ -44,11 +41,12 @@ def find_pictures(path: str) -> list[str]:
     found = sorted(
         entry.path
         for entry in os.scandir(path)
-        if entry.is_file() and entry.name.lower().endswith(PICTURES)
+        if entry.is_file() and entry.name.lower().endswith(PICTURE_ENDINGS)
     )
     if not found:
         raise FileNotFoundError(
-            f'folder {path} has no picture directly in it (files ending in {", ".join(PICTURES)})'
+            f'folder {path} has no picture directly in it (files ending in '
+            f'{", ".join(PICTURE_ENDINGS)})'
         )
     return found
 

@@ -1,5 +1,5 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
-from .criteria import CRITERIA, l2, taylor
+from .criteria import CRITERIA, features, l2, taylor
 from .prune import prune
 
-__all__ = ['CRITERIA', 'l2', 'prune', 'taylor']
+__all__ = ['CRITERIA', 'features', 'l2', 'prune', 'taylor']

@@ -4,18 +4,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn as nn
 from mmengine.dist import all_reduce
 from torch import Tensor
+from torch.utils._pytree import tree_flatten
 
 from ..gates import StaticGate, force_gates
-from ..runtime import in_evaluation
+from ..runtime import Attachments, in_evaluation
 from ..sites import Site
 
-CRITERIA = ('l2', 'taylor', 'random')
+CRITERIA = ('l2', 'taylor', 'features', 'random')
 
 
 def l2(network: nn.Module, site: Site) -> Tensor:
@@ -39,6 +41,56 @@ def l2(network: nn.Module, site: Site) -> Tensor:
         squares.index_add_(0, index[index >= 0], each[index >= 0])
     lengths = squares.sqrt()
     return lengths / lengths.mean().clamp(min=1e-30)
+
+
+def features(
+    network: nn.Module,
+    part: nn.Module,
+    gates: Mapping[str, StaticGate],
+    batches: Iterable[Any],
+    run: Callable[[Any], Any],
+    seed: int = 0,
+) -> dict[str, Tensor]:
+    """What the outputs of a part change by without each channel, to first order, squared; no label
+    is needed.
+
+    That is the squared length of the outputs' derivative by the channel's mask. A random direction
+    for each picture gives it without one backward pass for each output: the squared slope along
+    it has that length as its mean. Each map counts in units of its own size.
+
+    Args:
+        network (nn.Module): The network.
+        part (nn.Module): The part of it whose outputs count.
+        gates (Mapping[str, StaticGate]): The gates, by their names in the network.
+        batches (Iterable): Batches of pictures.
+        run (Callable): Runs the network, or that part, on a batch.
+        seed (int): Of the directions. Defaults to 0.
+
+    Returns:
+        dict[str, Tensor]: Gate -> one value for each channel.
+    """
+    found: list[Tensor] = []
+    attached, generator = Attachments(), torch.Generator().manual_seed(seed)
+    attached.after(part, partial(_keep, found))
+
+    def along(batch: Any) -> Tensor:
+        found.clear()
+        run(batch)
+        total: Any = 0.0
+        for out in found:
+            direction = torch.randn(out.shape, generator=generator).to(out)
+            size = out.detach().square().mean().sqrt().clamp(min=1e-20)
+            total = total + (direction * out).sum() / (size * out[0].numel() ** 0.5)
+        return total / len(found[0])
+
+    try:
+        return taylor(network, gates, batches, along)
+    finally:
+        attached.remove()
+
+
+def _keep(into: list[Tensor], module: nn.Module, args: tuple, outs: Any) -> None:
+    into.extend(out for out in tree_flatten(outs)[0] if isinstance(out, Tensor))
 
 
 def taylor(

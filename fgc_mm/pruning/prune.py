@@ -16,7 +16,7 @@ from ..gates import StaticGate
 from ..macs import BackboneShare
 from ..runtime import in_evaluation
 from ..sites import Gates
-from .criteria import CRITERIA, l2, taylor
+from .criteria import CRITERIA, features, l2, taylor
 
 
 def prune(
@@ -34,17 +34,18 @@ def prune(
     Args:
         network (nn.Module): A network, gated with ``gate=dict(type='StaticGate')``.
         criterion (str): What a channel is worth: ``'l2'``, the length of the weights that make
-            it; ``'taylor'``, what the loss says, see :func:`taylor`; ``'random'``.
+            it; ``'taylor'``, what the loss says, see :func:`taylor`; ``'features'``, what the
+            outputs of ``backbone`` say, without labels, see :func:`features`; ``'random'``.
         target (float): Share of the MACs to execute, within (0, 1].
-        batches (Iterable): Batches; for ``'taylor'`` some of the training data, for the others
-            the first one only tells the size of pictures.
+        batches (Iterable): Batches; for ``'taylor'`` and ``'features'`` some of the training data,
+            for the others the first one only tells the size of pictures.
         loss (Callable, optional): Runs the network on a batch and gives the mean loss; only
             ``'taylor'`` looks at it. Defaults to None: the network itself, on a batch.
         floor (float): Least share of open channels of each gate. Defaults to 0.1; one
             channel is open in any case.
         backbone (str): Name of the part of the network that the share is about.
             Defaults to '', all of it.
-        seed (int): Seed of ``'random'``. Defaults to 0.
+        seed (int): Seed of ``'random'`` and ``'features'``. Defaults to 0.
 
     Returns:
         float: The share that the network executes now.
@@ -73,6 +74,8 @@ def prune(
     try:
         if criterion == 'taylor':
             scores = taylor(network, gates, batches, run)
+        elif criterion == 'features':
+            scores = features(network, prices.backbone, gates, batches, run, seed)
         else:
             with torch.no_grad(), in_evaluation(network):
                 run(next(iter(batches)))

@@ -1,7 +1,7 @@
 # Copyright (c) fgc_mm contributors. Licensed under Apache-2.0.
 from .checkpoints.random_state_hook import RandomStateHook
 from .checkpoints.safe_checkpoint_hook import SafeCheckpointHook
-from .module_hooks import Attachments, forward_argument, in_evaluation, unwrap
+from .module_hooks import Attachments, forward_argument, in_evaluation, one_batch, unwrap
 from .numbers.finite_hook import FiniteHook
 
 __all__ = [
@@ -11,5 +11,6 @@ __all__ = [
     'SafeCheckpointHook',
     'forward_argument',
     'in_evaluation',
+    'one_batch',
     'unwrap',
 ]

@@ -93,7 +93,8 @@ def prepare_distributed(cfg: Config) -> None:
             'start the tool with tools/dist_train.sh, torchrun or srun'
         )
     timeout = cfg.get('env_cfg', {}).get('dist_cfg', {}).get('timeout', 1800)
-    torch_dist.init_process_group('gloo', timeout=datetime.timedelta(seconds=timeout))
+    if not torch_dist.is_initialized():
+        torch_dist.init_process_group('gloo', timeout=datetime.timedelta(seconds=timeout))
     wrapper = dict(
         type='MMDistributedDataParallel',
         broadcast_buffers=False,

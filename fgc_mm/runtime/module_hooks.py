@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Optional
 
+import torch
 import torch.nn as nn
 from mmengine.model import is_model_wrapper
 from torch import Tensor
@@ -30,6 +31,11 @@ def in_evaluation(module: nn.Module) -> Iterator[None]:
     finally:
         for part, mode in modes.items():
             part.training = mode
+
+
+def one_batch(inputs: Any) -> Tensor:
+    """The pictures of a batch as one tensor; a plain data preprocessor leaves them in a list."""
+    return inputs if isinstance(inputs, Tensor) else torch.stack(list(inputs))
 
 
 def forward_argument(name: str, args: tuple, kwargs: dict, default: Any = None) -> Any:

@@ -10,6 +10,7 @@ from typing import Any, Optional
 
 import numpy as np
 import torch
+from torchvision.ops import box_iou
 
 from .task import Predict, Task
 
@@ -26,6 +27,10 @@ class Detection(Task):
     formats = {'mmdet.CocoDataset': 'coco', 'mmdet.XMLDataset': 'voc'}
     metrics = ('pascal_voc/mAP', 'coco/bbox_mAP')
     index_names = {'pascal_voc/mAP': ('mAP', 0.01), 'coco/bbox_mAP': ('mAP', 0.01)}
+    agreement_of = 'boxes that both find, of all with a score of 0.3 or more'
+
+    shown = 0.3
+    """Least score of a box that counts."""
 
     def draw(self, cfg: Any, hook: MutableMapping, show_dir: Optional[str]) -> None:
         hook.update(draw=True)
@@ -88,6 +93,20 @@ class Detection(Task):
                     if isinstance(one, dict):
                         few(one)
 
+    def agreement(self, ours: Any, theirs: Any) -> tuple[float, float]:
+        one, other = (
+            found[found.scores >= self.shown]
+            for found in (ours.pred_instances, theirs.pred_instances)
+        )
+        overlap = box_iou(one.bboxes, other.bboxes)
+        overlap *= one.labels[:, None] == other.labels[None]
+        matched = 0
+        while overlap.numel() and float(overlap.max()) >= 0.5:
+            row, column = divmod(int(overlap.argmax()), overlap.size(1))
+            overlap[row], overlap[:, column] = 0, 0
+            matched += 1
+        return 2.0 * matched, float(len(one) + len(other))
+
     def unit(self, metric: str) -> str:
         last = metric.rpartition('/')[2]
         shares = last.startswith('AP') or last.endswith('mAP') or '_mAP_' in last
@@ -108,6 +127,7 @@ class Segmentation(Task):
     formats = {'mmseg.BaseSegDataset': 'label_maps'}
     metrics = ('mIoU',)
     index_names = {'mIoU': ('mIoU', 1.0), 'pixel_accuracy': ('Pixel Accuracy', 1.0)}
+    agreement_of = 'pixels of the same class'
 
     ignored = 255
     """Value of a label map that stands for no class."""
@@ -147,6 +167,10 @@ class Segmentation(Task):
             samples.append(sample)
         return samples
 
+    def agreement(self, ours: Any, theirs: Any) -> tuple[float, float]:
+        one, other = (sample.pred_sem_seg.data for sample in (ours, theirs))
+        return float((one == other).sum()), float(one.numel())
+
     def derived(self, metric: str, value: Any) -> dict[str, float]:
         if metric.rpartition('/')[2] != 'aAcc':
             return {}
@@ -171,6 +195,7 @@ class Classification(Task):
     metrics = ('error/top1', 'accuracy/top1')
     falling = ('error/top1',)
     index_names = {'error/top1': ('Top 1 Error', 1.0), 'error/top5': ('Top 5 Error', 1.0)}
+    agreement_of = 'pictures of the same class'
 
     def fill_loader(self, loader: MutableMapping) -> None:
         loader.setdefault('collate_fn', dict(type='default_collate'))
@@ -203,6 +228,9 @@ class Classification(Task):
 
         shapes = _shapes(height, width)
         return [DataSample(metainfo=shapes).set_gt_label(0) for _ in range(count)]
+
+    def agreement(self, ours: Any, theirs: Any) -> tuple[float, float]:
+        return float(ours.pred_label.equal(theirs.pred_label)), 1.0
 
     def derived(self, metric: str, value: Any) -> dict[str, float]:
         prefix, _, last = metric.rpartition('accuracy/')

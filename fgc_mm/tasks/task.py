@@ -33,6 +33,7 @@ class Task:
         falling (tuple[str, ...]): Those of them where less is better.
         index_names (dict): Metric -> its name in the model index, and what to multiply the
             figure there with.
+        agreement_of (str): What :meth:`agreement` counts, in words.
     """
 
     name: str = ''
@@ -48,6 +49,7 @@ class Task:
     metrics: tuple[str, ...] = ()
     falling: tuple[str, ...] = ()
     index_names: Mapping[str, tuple[str, float]] = {}
+    agreement_of: str = ''
 
     def fill_loader(self, loader: MutableMapping) -> None:
         """Set what the package's own tools set in the config of a dataloader."""
@@ -108,6 +110,10 @@ class Task:
 
     def undemanding(self, model: Any) -> None:
         """Have a model predict a few things whatever it sees, so that all of its layers run."""
+
+    def agreement(self, ours: Any, theirs: Any) -> tuple[float, float]:
+        """How far two predictions for a picture are the same: how many parts agree, of how many."""
+        return 0.0, 0.0
 
     def derived(self, metric: str, value: Any) -> dict[str, float]:
         """Figures as papers give them, from one of the package."""

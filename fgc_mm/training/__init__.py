@@ -5,6 +5,8 @@ from .budget.budget import Budget
 from .budget.controller import BudgetController
 from .budget.hook import BudgetHook
 from .density_hook import DensityHook
+from .distillation.distillation import Distillation
+from .distillation.hook import DistillationHook
 from .fgc.hook import FGCHook
 from .gate_loss_hook import GateLossHook
 from .l0_hook import L0Hook, l0
@@ -17,6 +19,8 @@ __all__ = [
     'BudgetController',
     'BudgetHook',
     'DensityHook',
+    'Distillation',
+    'DistillationHook',
     'FGCHook',
     'GateLossHook',
     'L0Hook',

@@ -12,6 +12,7 @@ from ..errors import CheckpointError
 from ..gates import find_gates
 from ..nets.weights import old_gates
 from ..runtime import unwrap
+from .distillation.hook import DistillationHook
 from .gate_loss_hook import GateLossHook
 
 
@@ -32,7 +33,12 @@ class NewGatesHook(Hook):
             for name, gate in gates.items()
             if gate.shiftable() and any(p.requires_grad for p in gate.parameters())
         ]
-        if learned and not any(isinstance(hook, GateLossHook) for hook in runner.hooks):
+        closing = [
+            hook
+            for hook in runner.hooks
+            if isinstance(hook, GateLossHook) and not isinstance(hook, DistillationHook)
+        ]
+        if learned and not closing:
             runner.logger.warning(
                 f'no hook adds a loss on the {len(learned)} gates, such as {learned[0]}: only the '
                 'task trains them, and nothing closes channels; add '

@@ -9,8 +9,8 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 import fgc_mm
-from fgc_mm.gates import find_gates
-from fgc_mm.pruning import l2, taylor
+from fgc_mm.gates import find_gates, force_gates
+from fgc_mm.pruning import features, l2, taylor
 
 
 class Plain(nn.Module):
@@ -87,3 +87,33 @@ def test_taylor_is_activation_times_gradient(pair):
     assert all(p.grad is None for p in network.parameters())
     assert all(gate.forced is None for gate in find_gates(network).values())
     assert torch.equal(network.norm.running_mean, plain.norm.running_mean)
+
+
+def test_features_is_the_slope_of_all_outputs(pair):
+    """Random directions find it on average; here it is computed output by output."""
+    _, network = pair
+    network.eval()
+    gates = find_gates(network)
+    x = torch.rand(6, 3, 12, 12)
+    masks = {name: torch.ones(6, gate.channels) for name, gate in gates.items()}
+
+    def outputs(*values):
+        with force_gates(network, dict(zip(masks, values, strict=True))):
+            return network(x)
+
+    out = outputs(*masks.values())
+    scale = out.square().mean() * out[0].numel()
+    jacobians = torch.autograd.functional.jacobian(outputs, tuple(masks.values()))
+    want = {
+        name: torch.stack([jacobian[i, :, i].square().sum(dim=0) for i in range(6)]).sum(dim=0)
+        for name, jacobian in zip(masks, jacobians, strict=True)
+    }
+    found = [
+        features(network, network, gates, [x[:2], x[2:4], x[4:]], network, seed)
+        for seed in range(150)
+    ]
+    for name in masks:
+        mean = torch.stack([scores[name] for scores in found]).mean(dim=0)
+        torch.testing.assert_close(mean, (want[name] / scale).detach(), rtol=0.4, atol=1e-4)
+    again = features(network, network, gates, [x[:2], x[2:4], x[4:]], network, 0)
+    assert all(torch.equal(again[name], found[0][name]) for name in masks)

@@ -30,7 +30,7 @@ def share(model, images):
     return sum(i.backbone_executed for i in counted) / sum(i.backbone_dense for i in counted)
 
 
-@pytest.mark.parametrize('criterion', ['l2', 'taylor', 'random'])
+@pytest.mark.parametrize('criterion', ['l2', 'taylor', 'features', 'random'])
 def test_a_training_with_what_is_left(criterion, make_runner, toy):
     model = toy.task(dict(toy.backbone, gate=STATIC))
     masks = Masks()

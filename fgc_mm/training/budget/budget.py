@@ -20,6 +20,8 @@ from .reading import BatchReader, Reading
 from .task_pull import TaskPull
 
 _PULL, _ITERATION = 'pull', 'iteration'
+_HEADROOM = 1.5
+"""How many times the weight may be what holds the balance with the task."""
 _SLOPE = 0.1
 """What a logit of an image above the cap is pressed with at least; the slope of a sigmoid
 is 0.25 at most."""
@@ -110,6 +112,15 @@ class Budget:
     def share(self) -> float:
         """The share that evaluation would count now, smoothed."""
         return self.controller.state.share
+
+    @property
+    def weight(self) -> float:
+        """Weight of the expected share in the loss. Where the task holds its channels with more
+        than ``max_weight``, all weights are larger in proportion."""
+        controller = self.controller
+        return controller.state.weight * max(
+            1.0, _HEADROOM * self.pull.balance() / controller.max_weight
+        )
 
     def loss(self) -> Tensor:
         """The expected share of the last pass times a weight that the controller finds.
@@ -218,7 +229,7 @@ class Budget:
         # A gate at its floor is not pressed any further.
         held = controller.at_floor() or [False] * len(logits)
         pressed = [p.detach() if stays else p for p, stays in zip(probs, held, strict=True)]
-        loss = state.weight * prices.of(pressed)
+        loss = self.weight * prices.of(pressed)
         if controller.cap is not None:
             # Hard decisions say who is above the cap. Probabilities lead down, and logits
             # where those are so sure that they have no slope.
@@ -228,7 +239,7 @@ class Budget:
             ]
             above = batch.hard + state.correction > controller.cap
             loss = loss + state.cap_weight * above * prices.of(steeper)
-        return loss.mean()
+        return self.pull.beside(loss.mean()) if self._trains() else loss.mean()
 
     def _check_target(self, opened: Tensor) -> None:
         """Refuse a target below what is left with all closed but frozen gates, which stay."""

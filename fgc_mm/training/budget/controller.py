@@ -88,7 +88,8 @@ class BudgetController:
             images, so that no layer dies. Defaults to 0.0.
         cap (float, optional): Share no single image should exceed, at least the
             target. Defaults to None.
-        max_weight (float): Bound of the loss's weight. Defaults to 4.0.
+        max_weight (float): Bound of the loss's weight, if the task's own loss does not need more
+            (:meth:`TaskPull.balance`). Defaults to 4.0.
         check_interval (int, optional): Steps between two passes in
             evaluation. Defaults to None: 20, less if there are under 500.
         pull (float): How much channels that the task pulls at are spared on the way

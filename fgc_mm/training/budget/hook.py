@@ -64,7 +64,7 @@ class BudgetHook(GateLossHook):
         # A mistake in these shows now, and not after the data is loaded.
         with in_context('BudgetHook'):
             plan = BudgetController(steps=1, **self.options)
-        self.target, self.reach = plan.wanted, plan.reach
+        self.target, self.begin, self.reach = plan.wanted, plan.begin, plan.reach
         self.backbone = backbone
         self.budget: Optional[Budget] = None
         self._validated: Optional[tuple[int, float]] = None
@@ -115,7 +115,7 @@ class BudgetHook(GateLossHook):
             return
         state = budget.controller.state
         figures = dict(
-            goal=budget.goal, share=state.share, expected=state.expected, weight=state.weight
+            goal=budget.goal, share=state.share, expected=state.expected, weight=budget.weight
         )
         if budget.controller.cap is not None:
             figures['over_cap'] = budget.over_cap

@@ -26,6 +26,8 @@ class TaskPull:
     gradients on it are, so what the task does not need goes first. :meth:`speeds` gives a
     shift that preference, by a power of the same ratio, whatever the optimizer and its rate.
 
+    :meth:`balance` says how hard the task holds on to all of them together.
+
     Args:
         exponent (float): The power; 0 moves all channels alike. Defaults to 0.5.
     """
@@ -37,6 +39,8 @@ class TaskPull:
         self._sizes: list[int] = []
         self._images = 0
         self._gains: Optional[Tensor] = None
+        self._backward: Optional[Tensor] = None
+        self._balance, self._batches = 0.0, 0
         # Of each gate and call, in all and by the loss that :meth:`watch` is asked for.
         self._grads: dict[tuple[int, int], Tensor] = {}
         self._own: dict[tuple[int, int], Tensor] = {}
@@ -71,34 +75,60 @@ class TaskPull:
         self._gains = torch.cat(_gains(share, [a.detach().float() for a in joined]))
         return joined
 
+    def beside(self, loss: Tensor) -> Tensor:
+        """Learn from a loss beside the task's what both are multiplied with before the backward
+        pass, by mixed precision or accumulation.
+
+        Args:
+            loss (Tensor): A scalar.
+
+        Returns:
+            Tensor: The same.
+        """
+        if loss.requires_grad:
+            loss.register_hook(partial(setattr, self, '_backward'))
+        return loss
+
+    def balance(self) -> float:
+        """The weight of the expected share in the loss at which, over all channels, it pushes down
+        as much as the task pulls up; 0 if the task does not."""
+        return max(0.0, self._balance)
+
     def discard(self) -> None:
         """Forget the last batch."""
-        self._gains, self._grads, self._own = None, {}, {}
+        self._gains, self._grads, self._own, self._backward = None, {}, {}, None
 
     @torch.no_grad()
     def take(self) -> None:
         """Take the last batch in, that of all ranks."""
         if self._gains is None:
             return
-        squares, reached = torch.zeros_like(self._gains), torch.zeros_like(self._gains)
-        parts = zip(squares.split(self._sizes), reached.split(self._sizes), strict=True)
-        for number, (part, seen) in enumerate(parts):
+        squares, pulls, reached = (torch.zeros_like(self._gains) for _ in range(3))
+        parts = zip(*(x.split(self._sizes) for x in (squares, pulls, reached)), strict=True)
+        for number, (part, pull, seen) in enumerate(parts):
             calls = [key for key in self._grads if key[0] == number]
             if calls:
                 grads = torch.cat([self._of_task(key) for key in calls])
                 part.copy_(grads.square().mean(dim=0))
+                pull.copy_(-grads.sum(dim=0))
                 seen.fill_(1)
-        found = torch.stack([squares, self._gains, reached, torch.ones_like(reached)])
+        if self._backward is not None:
+            pulls /= self._backward.clamp(min=1e-30)
+        found = torch.stack([squares, self._gains, reached, pulls, torch.ones_like(reached)])
         found *= self._images
         self.discard()
         all_reduce(found)
-        found = found[:3] / found[3]
+        pulls, found = found[3] / found[4], found[:3] / found[4]
         known = found[2] > 0
         # Only how they compare counts, whatever the loss and its scale.
         mean = torch.where(known, found[0], 0.0).sum() / known.sum().clamp(min=1)
         found[0] /= mean.clamp(min=1e-30)
         # Nothing of a batch whose loss scale was too high.
         known &= torch.where(known, found, 0.0).isfinite().all()
+        if bool(known.any()):
+            balance = float(pulls[known].sum() / found[1, known].sum().clamp(min=1e-30))
+            self._batches += 1
+            self._balance += max(_RATE, 1 / self._batches) * (balance - self._balance)
         if self._means is None or self._means.shape != found.shape:
             self._means = torch.zeros_like(found)
         self._means[2] += known
@@ -124,13 +154,16 @@ class TaskPull:
         return list(speeds.split(self._sizes))
 
     def state_dict(self) -> dict[str, Any]:
-        """A tensor, or None before the first batch."""
-        return dict(means=None if self._means is None else self._means.cpu().clone())
+        """Numbers and a tensor, which is None before the first batch."""
+        means = None if self._means is None else self._means.cpu().clone()
+        return dict(means=means, balance=self._balance, batches=self._batches)
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
         """Go on where another one was."""
         means = state['means']
         self._means = None if means is None else means.to(device, copy=True)
+        # Earlier versions saved neither.
+        self._balance, self._batches = state.get('balance', 0.0), state.get('batches', 0)
 
 
 def _gains(share: BackboneShare, logits: list[Tensor]) -> list[Tensor]:

@@ -35,10 +35,10 @@ def train(model, images, budget, start, stop, optimizer=None, between=None):
 
 
 def everything(model, budget):
-    state = {**model.state_dict(), **budget.state_dict()['pull']}
-    return {name: value.clone() for name, value in state.items()}, {
-        name: value for name, value in budget.state_dict().items() if name != 'pull'
-    }
+    pull = budget.state_dict()['pull']
+    tensors = {**model.state_dict(), 'means': pull.pop('means')}
+    numbers = {**budget.state_dict(), 'pull': pull}
+    return {name: value.clone() for name, value in tensors.items()}, numbers
 
 
 def assert_same(one, other):

@@ -62,6 +62,26 @@ def test_training_ends_at_the_target(optimizer, budget, make_runner, toy):
     assert goals[73] == pytest.approx(budget.get('target', 0.5))
 
 
+def test_a_strong_loss_is_held(make_runner, toy):
+    """A distillation's is many times that of a task; the optimizer moves gates by its size."""
+    gate = dict(type='BinConcreteGate', norm_cfg=dict(type='LN'))
+    model = toy.task(dict(toy.backbone, gate=gate), task_weight=1000.0)
+    optim = dict(optimizer=dict(OPTIMIZERS['sgd'], lr=0.02), clip_grad=dict(max_norm=5))
+    hook = dict(type='BudgetHook', target=0.4, check_interval=5)
+    runner = make_runner(
+        [hook], model=model, max_iters=120, optim_wrapper=optim, randomness=dict(seed=0)
+    )
+    runner.train()
+    assert executed(model, toy.images(12).images) == pytest.approx(0.4, abs=0.02)
+    # Where the task holds on to its channels with more than the bound, weights grow with it.
+    budget = budget_hook(runner).budget
+    state = budget.state_dict()
+    for balance, times in ((1.0, 1.0), (40.0, 15.0)):
+        pull = {**state['pull'], 'balance': balance}
+        budget.load_state_dict({**state, 'weight': 2.0, 'pull': pull})
+        assert budget.weight == pytest.approx(2.0 * times)
+
+
 def test_a_low_bias_is_no_closed_gate(make_runner, toy):
     """What the bias behind takes the norm before it gives: such gates are open, and close."""
     gate = dict(type='BinConcreteGate', norm_cfg=dict(type='LN'), bias_init=-38.0)

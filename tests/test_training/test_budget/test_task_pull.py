@@ -145,6 +145,28 @@ def test_no_step_is_longer_than_allowed():
     assert move.tolist() == pytest.approx([0.1] * 3)
 
 
+@pytest.mark.parametrize('scale', [1.0, 2.0**16])
+def test_the_balance_is_the_weight_that_holds_the_task(scale):
+    """On these logits a share's gradient is known; the scale is that of mixed precision."""
+    pull = TaskPull()
+    for held in (3.0, 5.0):
+        logits = [torch.full((3, 4), 2.0, requires_grad=True) for _ in range(2)]
+        own = pull.watch(Share(), [[a] for a in logits], [False] * 2)
+        openness = torch.stack([a.sigmoid().mean(dim=1) for a in own], dim=1)
+        task = held * Share().of(torch.stack([a.sigmoid().mean(dim=1) for a in logits], dim=1))
+        loss = pull.beside(Share().of(openness).mean()) - task.mean()
+        (scale * loss).backward()
+        pull.take()
+    assert pull.balance() == pytest.approx(4.0, rel=1e-4)
+    other = TaskPull()
+    other.load_state_dict(pull.state_dict(), torch.device('cpu'))
+    assert other.balance() == pull.balance()
+
+
+def test_a_task_that_pulls_down_needs_no_weight():
+    assert pulled(torch.ones(2, 4)).balance() == 0
+
+
 class Useless(Hook):
     """Makes every other gated channel of no use, by the weights behind it."""
 
