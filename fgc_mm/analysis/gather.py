@@ -27,6 +27,7 @@ from ..gates import Gate, find_gates, select_blocks
 from ..macs import MACsTracer
 from ..runtime import launch, unwrap
 from ..runtime.checkpoints.file import existing
+from ..runtime.config.files import type_name
 from ..tasks import annotation_fields, task_of_sample
 from .gate_table import MACS, SPACES, GateTable
 from .progress import progress
@@ -233,7 +234,7 @@ def _run(
             coupled=[
                 name
                 for hook in cfg.get('custom_hooks') or []
-                if str(hook.get('type')).endswith('FGCHook') and hook.get('eta', 1) != 0
+                if type_name(hook).endswith('FGCHook') and hook.get('eta', 1) != 0
                 for own in select_blocks(model, hook.get('layers', 'last_stage')).values()
                 for name, _ in own
             ],

@@ -15,6 +15,7 @@ from .arguments import add_checkpoint, add_config
 SUBJECT = 'the network cannot be exported'
 # As in fgc_mm.inference, which is not imported for help; a test compares them.
 PARTS = ('model', 'backbone')
+MOST = 8  # pictures that have a line each
 FORMATS = ('onnx', 'torchscript', 'torch_export')
 
 
@@ -37,7 +38,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--image', nargs='+', help='pictures or folders to check with, not the test set'
     )
-    parser.add_argument('--count', type=int, default=4, help='how many pictures to check with')
+    parser.add_argument(
+        '--count', type=int, help='how many pictures to check with (default: 4, with --int8 64)'
+    )
+    parser.add_argument(
+        '--int8', action='store_true', help='quantize to int8, with pictures of the training set'
+    )
+    parser.add_argument(
+        '--calibrate', nargs='+', help='pictures or folders to quantize with in their place'
+    )
+    parser.add_argument(
+        '--calibrate-count', type=int, default=64, help='how many pictures to quantize with'
+    )
     parser.add_argument('--work-dir', help='where logs go')
 
 
@@ -51,8 +63,16 @@ def print_report(result: Any, args: argparse.Namespace) -> None:
     row('Input', f'image, 1 x 3 x height x width; may change: {free}')
     for name, shape in result.outputs.items():
         row('Output', f'{name}  {" x ".join(map(str, shape))}')
-    for what, difference in result.checks.items():
+    checks = dict(result.checks)
+    pictures = [what for what in checks if what.startswith('picture ')]
+    if len(pictures) > MOST:
+        checks = {f'{len(pictures)} pictures': max(map(checks.pop, pictures)), **checks}
+    for what, difference in checks.items():
         row('Checked', f'{what}: largest difference from PyTorch {difference:.2g}')
+    if result.int8:
+        for name, value in result.int8.items():
+            what = 'difference from float32' if name != 'same_class' else 'as in float32'
+            row('Int8', f'{name}: {100 * value:.3g} % {what}, on pictures it was not calibrated on')
     dense, executed = (float(meta[f'macs_backbone_{kind}']) for kind in ('dense', 'executed'))
     row('Backbone', f'{dense / 1e9:.4g} G MACs dense, {executed / 1e9:.4g} G open, mean of these')
     for notice in result.notices:
@@ -72,11 +92,17 @@ def run(args: argparse.Namespace) -> None:
     if not out.parent.is_dir():
         raise UsageError(f'--out {out}: the folder {out.parent} does not exist')
     check_file(out, '--out')
-    if args.count < 1:
-        raise UsageError(f'--count {args.count} must be at least 1')
+    if args.count is None:
+        args.count = 64 if args.int8 else 4
+    for option in ('count', 'calibrate_count'):
+        if getattr(args, option) < 1:
+            name = option.replace('_', '-')
+            raise UsageError(f'--{name} {getattr(args, option)} must be at least 1')
+    if args.calibrate and not args.int8:
+        raise UsageError('--calibrate is for --int8')
     cfg = load_config(args)
     checkpoint = existing(args.checkpoint)
-    for given in (args.config, checkpoint, *(args.image or ())):
+    for given in (args.config, checkpoint, *(args.image or ()), *(args.calibrate or ())):
         # A picture may also be named by its folder.
         if out.exists() and out.resolve().is_relative_to(Path(given).resolve()):
             raise UsageError(f'--out {out} would replace what is read from {given}')
@@ -95,6 +121,8 @@ def run(args: argparse.Namespace) -> None:
         fixed_size=args.fixed_size,
         opset=args.opset,
         metadata=dict(config=Path(args.config).name, fgc_mm=__version__),
+        int8=args.calibrate_count if args.int8 else 0,
+        calibrate=args.calibrate,
     )
     write_files({out: result.content})
     print_report(result, args)

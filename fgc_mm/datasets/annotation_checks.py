@@ -23,7 +23,7 @@ _SIDES = ('xmin', 'ymin', 'xmax', 'ymax')
 
 
 def check_annotations(dataset: Any, scope: Optional[str] = None) -> None:
-    """Raise why a dataset could not be built, if the fault lies in its annotations.
+    """Raise a DataError if a dataset could not be built because of its annotations.
 
     Called after it failed: reads the annotation files one after the other.
     """

@@ -63,9 +63,9 @@ def find_cifar_files(
     spec, root = _VARIANTS[variant], Path(data_root)
     name = spec.files[split]
     for folder in (root, root / spec.folder):
-        found = sorted(folder.glob(name), key=lambda path: (len(path.name), path.name))
-        if found:  # the tenth after the second
-            return found
+        paths = [p for p in folder.glob(name) if p.name == name or p.stem.split('_')[-1].isdigit()]
+        if paths:  # the tenth after the second, and no copies beside them
+            return sorted(paths, key=lambda path: (len(path.name), path.name))
     raise FileNotFoundError(
         f'data_root={str(data_root)!r} has no {name}, neither itself nor in {spec.folder}/: unpack '
         f'the binary version of {variant.upper()} (https://www.cs.toronto.edu/~kriz/cifar.html, '

@@ -47,9 +47,8 @@ class ThresholdDial:
         if not self.batches:
             raise UsageError('the calibration set is empty')
         self._counter = PredictionCounter(model, backbone)
-        self.model = (
-            self._counter.model
-        )  # budgets are about one pass, also where several are merged
+        # Not the model of test-time augmentation: budgets are about one pass.
+        self.model = self._counter.model
         self._known: dict[float, float] = {}
 
     @torch.no_grad()

@@ -22,6 +22,7 @@ from mmengine.structures import BaseDataElement
 from ..errors import UsageError, in_context
 from ..macs import ImageMACs, MACsTracer
 from ..runtime import Attachments, forward_argument, unwrap
+from ..runtime.config.files import type_name
 from .gated_macs import FIELD, GatedMACs
 
 
@@ -169,6 +170,6 @@ def task_model(model: nn.Module) -> nn.Module:
 def counted_backbone(cfg: Config) -> str:
     """The part of the model that the :class:`GatedMACsHook` of a config calls the backbone."""
     for hook in cfg.get('custom_hooks') or []:
-        if str(hook.get('type')).endswith('GatedMACsHook'):
+        if type_name(hook).endswith('GatedMACsHook'):
             return hook.get('backbone', 'backbone')
     return 'backbone'

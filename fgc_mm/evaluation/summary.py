@@ -11,13 +11,14 @@ from mmengine.config import Config
 from mmengine.dist import is_main_process
 
 from ..files import write_files
+from ..runtime.config.files import type_name
 from ..tasks import TASKS
 
 
 def add_macs_hook(cfg: Config) -> None:
     """Count executed MACs also where the config does not ask for it."""
     hooks = list(cfg.get('custom_hooks') or [])
-    if not any(str(hook.get('type')).endswith('GatedMACsHook') for hook in hooks):
+    if not any(type_name(hook).endswith('GatedMACsHook') for hook in hooks):
         cfg.custom_hooks = [*hooks, dict(type='GatedMACsHook')]
 
 

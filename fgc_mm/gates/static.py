@@ -44,11 +44,11 @@ class StaticGate(Gate):
         self.register_buffer('mask', torch.ones(channels))
 
     def pool(self, x: Tensor) -> Tensor:
-        """Nothing of the input is looked at."""
-        return x.new_zeros(len(x), self.in_channels)
+        """Nothing of the input is looked at but its size, which a traced graph keeps open."""
+        return x.new_zeros(x.size(0), self.in_channels)
 
     def decide(self, pooled: Tensor) -> tuple[Tensor, GateRecord]:
-        mask = self.mask.to(pooled.dtype).expand(len(pooled), -1)
+        mask = self.mask.to(pooled.dtype).expand(pooled.size(0), -1)
         return mask, GateRecord((2 * mask - 1) * OPEN_LOGIT, mask, mask)
 
     def slim_state(self, kept: Tensor, always: Tensor, inputs: Tensor) -> dict[str, Tensor]:

@@ -12,8 +12,8 @@ from mmengine.config import Config
 
 from ..datasets import Pictures
 from ..errors import UsageError
-from ..inference.gating_config import kind_of
 from ..nets.names import FAMILIES, OWN_FAMILIES
+from ..runtime.config.files import type_name
 from ..runtime.messages import explained
 from .pipelines import pipelines_of, without_annotations
 
@@ -40,7 +40,7 @@ def gated_model(cfg: Config, static: bool, batch_size: int) -> Any:
         UsageError: If the model has no backbone, or gates elsewhere.
     """
     model = copy.deepcopy(cfg.model)
-    if kind_of(model) == 'Gated' and model.get('model') is not None:
+    if type_name(model) == 'Gated' and model.get('model') is not None:
         if model.get('part', 'backbone') not in ('backbone', ['backbone'], ('backbone',)):
             raise UsageError(
                 f'model.part={model.part!r}: fgc gate gates backbones; train other parts by a '
@@ -60,7 +60,7 @@ def gated_model(cfg: Config, static: bool, batch_size: int) -> Any:
                 node['init_cfg'] = None
             if node.get('frozen_stages', -1) >= 0:
                 node['frozen_stages'] = -1
-    if owner is None and kind_of(backbone) not in ('Gated', *FAMILIES, *OWN_FAMILIES):
+    if owner is None and type_name(backbone) not in ('Gated', *FAMILIES, *OWN_FAMILIES):
         model['backbone'] = dict(type='Gated', backbone=backbone)
     owner = owner or model['backbone']
     owner['gate'] = _gate(owner.get('gate'), static, batch_size)
@@ -212,7 +212,7 @@ def with_import(cfg: Config) -> dict:
 
 
 def _is_ours(hook: Any) -> bool:
-    return kind_of(hook) in (
+    return type_name(hook) in (
         'BudgetHook',
         'DistillationHook',
         'GatedMACsHook',

@@ -18,8 +18,9 @@ from mmengine.registry import MODELS, TASK_UTILS, DefaultScope, Registry
 
 from ..errors import CheckpointError, MissingPackageError, UsageError
 from ..nets.names import FAMILIES, OWN_FAMILIES
+from ..runtime.config.files import type_name
 from ..tasks import scopes
-from .gating_config import gating_node, kind_of
+from .gating_config import gating_node
 
 _NAME = re.compile(r'[A-Za-z_]\w*(\.[A-Za-z_]\w*)?')
 _STRING = re.compile(r'[\w./:, +*%#&\'-]*')
@@ -68,7 +69,7 @@ def gates_itself(model: Mapping[str, Any], network: str) -> bool:
         node, _ = gating_node(model, network)
     except UsageError:
         return False
-    return kind_of(node) in ('Gated', *FAMILIES, *OWN_FAMILIES)
+    return type_name(node) in ('Gated', *FAMILIES, *OWN_FAMILIES)
 
 
 def check_description(described: Mapping[str, Any]) -> None:

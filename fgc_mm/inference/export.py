@@ -17,6 +17,7 @@ from ..errors import UsageError
 from ..gates import find_gates
 from ..macs import ImageMACs, MACsTracer
 from .export_formats import AXES, FORMATS, Format, Run, record
+from .export_int8 import agreement, check_int8, quantized
 from .export_parts import Preprocessing, Recorded, backbone_name, find_part, recordable
 
 TOLERANCE = 1e-3
@@ -47,6 +48,8 @@ class Exported:
         dynamic (list[str]): What may change: 'batch', 'height', 'width'.
         checks (dict[str, float]): What was run -> largest difference.
         notices (list[str]): What a user should know.
+        int8 (dict[str, float]): Of an int8 network how far it is from float32, see
+            :func:`~fgc_mm.inference.export_int8.agreement`; else empty.
     """
 
     content: bytes
@@ -55,6 +58,7 @@ class Exported:
     dynamic: list[str]
     checks: dict[str, float]
     notices: list[str]
+    int8: dict[str, float]
 
     @property
     def max_difference(self) -> float:
@@ -73,6 +77,7 @@ def export(
     fixed_size: bool = False,
     opset: int = 17,
     metadata: Optional[dict[str, Any]] = None,
+    calibration: Optional[Sequence[Picture]] = None,
 ) -> Exported:
     """Export a network with its gates inside, and check it against PyTorch.
 
@@ -95,6 +100,8 @@ def export(
             can be run. Defaults to False.
         opset (int): Version of ONNX's operators. Defaults to 17.
         metadata (dict, optional): More for the file. Defaults to None.
+        calibration (Sequence[Picture], optional): Quantize to int8 with the ranges on these
+            pictures, others than ``pictures``. Defaults to None, float32.
 
     Returns:
         Exported: The content of the file, and what was found.
@@ -108,6 +115,8 @@ def export(
     if not pictures:
         raise UsageError('export needs at least one picture to check with')
     form, found = FORMATS[file_format](opset), find_part(model, part)
+    if calibration is not None:
+        check_int8(file_format, opset)
     notices = [f'not exported: {what}' for what in found.not_exported]
     before = _preprocessing(model, pictures, with_preprocess, notices)
     if fixed_size:
@@ -124,6 +133,14 @@ def export(
             recorded = record(form, network, torch.cat([inputs[0]] * 2), dynamic)
         run = _load(form, form.write(recorded, {}))
         checks, macs = _check(network, run, inputs, not fixed_size)
+        int8: dict[str, float] = {}
+        if calibration is not None:
+            ranges = [p.raw.float() if with_preprocess else p.ready for p in calibration]
+            if fixed_size:
+                ranges = [x for x in ranges if x.shape == inputs[0].shape]
+            recorded = quantized(recorded, ranges, find_gates(model))
+            run = _load(form, form.write(recorded, {}))
+            int8 = agreement(run, inputs, [network.reference(x) for x in inputs])
     finally:
         model.train(was_training)
     info = dict(
@@ -136,10 +153,12 @@ def export(
         **macs,
         **(metadata or {}),
         max_difference=max(checks.values()),
+        precision='float32' if calibration is None else 'int8',
+        **({} if calibration is None else dict(int8=int8)),
     )
     text = {key: v if isinstance(v, str) else json.dumps(v) for key, v in info.items()}
     free = [AXES[dim] for dim in dynamic]
-    return Exported(form.write(recorded, text), text, outputs, free, checks, notices)
+    return Exported(form.write(recorded, text), text, outputs, free, checks, notices, int8)
 
 
 def _size(x: Tensor) -> str:

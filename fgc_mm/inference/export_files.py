@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Optional
 
@@ -12,15 +13,17 @@ import torch
 import torch.nn as nn
 from mmengine.config import Config
 from mmengine.dataset import Compose, pseudo_collate
+from mmengine.registry import DATASETS
 from mmengine.runner import Runner
 from torch.utils.data import DataLoader
 
-from ..datasets import picture_fault
+from ..datasets import check_dataset_paths, picture_fault
 from ..errors import DataError, UsageError
 from ..evaluation.pictures import find_pictures
 from ..runtime import unwrap
 from .export import Exported, Picture, export
 from .export_formats import FORMATS
+from .export_int8 import check_int8
 from .export_parts import find_part
 from .slim_files import load_fitting
 
@@ -32,6 +35,8 @@ def export_checkpoint(
     images: Optional[Sequence[str]] = None,
     count: int = 4,
     metadata: Optional[dict[str, Any]] = None,
+    int8: int = 0,
+    calibrate: Optional[Sequence[str]] = None,
     **options: Any,
 ) -> Exported:
     """Export a checkpoint, checked on pictures of the test set.
@@ -44,6 +49,9 @@ def export_checkpoint(
             of the test set's. Defaults to None.
         count (int): How many pictures to check with. Defaults to 4.
         metadata (dict, optional): More for the file. Defaults to None.
+        int8 (int): Quantize to int8 with so many pictures. Defaults to 0, float32.
+        calibrate (Sequence[str], optional): These pictures, or folders of them, in place of the
+            training set's. Defaults to None.
         options: See :func:`export`.
 
     Returns:
@@ -56,13 +64,17 @@ def export_checkpoint(
         MissingPackageError: If a package is missing.
     """
     # Before the long part:
-    FORMATS[options.get('file_format', 'onnx')](options.get('opset', 17))
+    file_format, opset = options.get('file_format', 'onnx'), options.get('opset', 17)
+    FORMATS[file_format](opset)
+    if int8:
+        check_int8(file_format, opset)
+        _check_held_back(images or (), calibrate or ())
     model = unwrap(runner.model).cpu().eval()
     find_part(model, options.get('part', 'model'))
     loaded = load_fitting(model, checkpoint)
     known = dict((loaded.get('meta') or {}).get('dataset_meta') or {})
     if images:
-        batches = _batches_of(images, cfg)
+        batches = _batches_of(_named(images), cfg)
     else:
         loader = _test_loader(cfg, runner)
         known = {**getattr(loader.dataset, 'metainfo', {}), **known}
@@ -70,6 +82,9 @@ def export_checkpoint(
     pictures = [_picture(model, batch) for batch in islice(batches, count)]
     if not pictures:
         raise UsageError('the test set, test_dataloader, has no images to check with')
+    if int8:
+        infos = _named(calibrate)[:int8] if calibrate else _of_training(cfg, int8)
+        options['calibration'] = [_picture(model, batch) for batch in _batches_of(infos, cfg)]
     # mmpretrain's datasets write upper case into a checkpoint
     classes = known.get('classes') or known.get('CLASSES')
     named = dict(classes=list(classes)) if classes else {}
@@ -94,7 +109,44 @@ def _test_loader(cfg: Config, runner: Runner) -> DataLoader:
     return runner.build_dataloader(loader_cfg)
 
 
-def _batches_of(images: Sequence[str], cfg: Config) -> Iterator[dict]:
+def _named(images: Sequence[str]) -> list[dict]:
+    """What a dataset would say of pictures that are named by path or folder."""
+    paths = [path for image in images for path in find_pictures(image)]
+    return [dict(img_path=path, img_id=0) for path in paths]
+
+
+def _check_held_back(images: Sequence[str], calibrate: Sequence[str]) -> None:
+    checked, ranges = (
+        {os.path.realpath(info['img_path']) for info in _named(paths)}
+        for paths in (images, calibrate)
+    )
+    if checked & ranges:
+        raise UsageError(
+            f'--calibrate and --image both name {min(checked & ranges)}: an int8 network is '
+            'checked on pictures it was not calibrated on'
+        )
+
+
+def _of_training(cfg: Config, count: int) -> Iterator[dict]:
+    """What the training set says of some of its pictures, from all over it."""
+    if cfg.get('train_dataloader') is None:
+        raise UsageError(
+            'the config has no train_dataloader to calibrate an int8 network on: give pictures '
+            '(--calibrate)'
+        )
+    check_dataset_paths(cfg, ('train',))
+    dataset = DATASETS.build(copy.deepcopy(cfg.train_dataloader.dataset))
+    for number in _spread(len(dataset), count):
+        yield dataset.get_data_info(number)
+
+
+def _spread(size: int, count: int) -> list[int]:
+    """Some numbers from all over a range."""
+    count = min(count, size)
+    return [number * size // count for number in range(count)]
+
+
+def _batches_of(infos: Iterable[dict], cfg: Config) -> Iterator[dict]:
     """Pictures through the test pipeline, which needs no annotations then."""
     dataset: Any = (cfg.get('test_dataloader') or {}).get('dataset') or {}
     while 'pipeline' not in dataset and ('dataset' in dataset or 'datasets' in dataset):
@@ -102,14 +154,14 @@ def _batches_of(images: Sequence[str], cfg: Config) -> Iterator[dict]:
     steps = [step for step in dataset.get('pipeline') or [] if 'Annotations' not in step['type']]
     if not steps:
         raise UsageError('the config has no test_dataloader.dataset.pipeline to read pictures with')
-    if 'LoadImage' not in steps[0]['type']:  # of datasets that hold arrays
-        steps.insert(0, dict(type='LoadImageFromFile'))
-    pipeline = Compose(steps)
-    for path in [found for image in images for found in find_pictures(image)]:
+    reads = 'LoadImage' in steps[0]['type']  # not those of datasets that hold arrays
+    load, pipeline = Compose([dict(type='LoadImageFromFile')]), Compose(steps)
+    for info in infos:
         try:
-            yield pseudo_collate([pipeline(dict(img_path=path, img_id=0))])
+            loaded = info if reads or 'img' in info else load(info)
+            yield pseudo_collate([pipeline(loaded)])
         except Exception as error:
-            fault = picture_fault(path)
+            fault = picture_fault(info['img_path']) if 'img_path' in info else None
             if fault is None:
                 raise
             raise DataError(fault) from error

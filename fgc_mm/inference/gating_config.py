@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import UsageError
+from ..runtime.config.files import type_name
 
 
 def model_config(cfg: Mapping[str, Any]) -> Any:
@@ -35,7 +36,7 @@ def with_gating(model: Any, networks: Mapping[str, Mapping[str, Any]]) -> None:
         widths = {prefix + site: width for site, width in options['widths'].items()}
         sites = left.setdefault(id(node), [])
         sites += [prefix + site for site in options['sites']]
-        key = 'sites' if kind_of(node) == 'Gated' else 'gated_blocks'
+        key = 'sites' if type_name(node) == 'Gated' else 'gated_blocks'
         node.update({'widths': {**(node.get('widths') or {}), **widths}, key: list(sites)})
         node.pop('gated_convs', None)
         # Weights to start from have the old widths.
@@ -59,7 +60,7 @@ def gating_node(model: Any, network: str) -> tuple[Any, str]:
     Raises:
         UsageError: If the config has no such part.
     """
-    if kind_of(model) == 'Gated' and model.get('model') is not None:
+    if type_name(model) == 'Gated' and model.get('model') is not None:
         alone = model.get('part', 'backbone') in ('backbone', ['backbone'], ('backbone',))
         return model, '' if alone else f'{network}.'
     node = model
@@ -68,9 +69,3 @@ def gating_node(model: Any, network: str) -> tuple[Any, str]:
             raise UsageError(f'the config has no model.{network}, which the network is called')
         node = node[part]
     return node, ''
-
-
-def kind_of(node: Any) -> str:
-    """The type of a config without its scope."""
-    kind = node.get('type') if isinstance(node, Mapping) else None
-    return kind.rpartition('.')[2] if isinstance(kind, str) else ''

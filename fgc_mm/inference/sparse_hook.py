@@ -15,6 +15,7 @@ from mmengine.runner import Runner
 
 from ..gates import find_gates
 from ..runtime import unwrap
+from ..runtime.config.files import type_name
 from .freeze import Freezer
 from .memory import keep_memory
 
@@ -80,5 +81,5 @@ def _model_of(runner: Runner) -> nn.Module:
 def add_sparse_hook(cfg: Config) -> None:
     """Add the hook to a config that does not have it."""
     hooks = list(cfg.get('custom_hooks') or [])
-    if not any(str(hook.get('type')).endswith('SparseInferenceHook') for hook in hooks):
+    if not any(type_name(hook).endswith('SparseInferenceHook') for hook in hooks):
         cfg.custom_hooks = [*hooks, dict(type='SparseInferenceHook')]

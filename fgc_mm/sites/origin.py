@@ -97,11 +97,7 @@ def from_plain(data: Mapping[str, Any]) -> Gating:
     return Gating(**{name: data[name] for name in names})
 
 
-_DTYPES = {
-    str(kind).rpartition('.')[2]: kind
-    for kind in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64)
-    + (torch.int64, torch.int32, torch.uint8, torch.bool)
-}
+_DTYPES = {name: kind for name, kind in vars(torch).items() if isinstance(kind, torch.dtype)}
 
 
 def example_of(gates: Gates) -> Union[Example, Callable[[nn.Module], Found]]:

@@ -64,6 +64,14 @@ def test_classifier_with_preprocessing_and_gates(exported, demo_root):
     assert json.loads(info['mean']) == [127.5] * 3 and json.loads(info['std']) == [64.0] * 3
 
 
+def test_int8_calibrated_on_the_training_set(exported):
+    _, _, session, text = exported(DETECTOR, '--int8', '--calibrate-count', 3)
+    assert 'Int8 ' in text and 'on pictures it was not calibrated on' in text
+    found = json.loads(properties(session)['int8'])
+    assert properties(session)['precision'] == 'int8'
+    assert 'rpn_cls_score_0' in found and 0 < max(found.values()) < 0.3
+
+
 def test_segmentor_at_another_size_as_mmseg_has_it(exported):
     from mmseg.apis import init_model
 
@@ -136,6 +144,10 @@ def test_mistakes_are_one_message_and_leave_no_file(
         (gated, checkpoint, [], ['--out', checkpoint], 'would replace what is read from'),
         (gated, checkpoint, [], ['--out', pipe], 'is no regular file and would be replaced'),
         (gated, checkpoint, [], ['--count', 0], '--count 0 must be at least 1'),
+        (gated, checkpoint, [], ['--int8', '--calibrate-count', 0], '--calibrate-count 0 must be'),
+        (gated, checkpoint, [], ['--calibrate', 'x'], '--calibrate is for --int8'),
+        (gated, checkpoint, [], ['--int8', '--calibrate', 'x.png'], 'x.png is neither a picture'),
+        (gated, checkpoint, [], ['--int8', '--opset', 11], '--int8 needs --opset 13 or newer'),
         (gated, checkpoint, [], ['--image', 'none.png'], 'none.png is neither a picture nor'),
         (gated, checkpoint, [], ['--image', picture], 'broken.png (31 bytes) cannot be decoded'),
         (

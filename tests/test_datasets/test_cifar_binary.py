@@ -30,6 +30,7 @@ def test_reads_cifar10_batches_in_order(tmp_path):
     write(tmp_path / 'data_batch_10.bin', [(9,)], tenth)
     write(tmp_path / 'data_batch_2.bin', [(3,)], second)
     write(tmp_path / 'data_batch_1.bin', [(0,), (7,)], first)
+    write(tmp_path / 'data_batch_1 (copy).bin', [(1,), (1,)], first)
     write(tmp_path / 'test_batch.bin', [(5,)], pictures(1, 4))
     dataset = CIFARBinary(str(tmp_path))
     assert [dataset[i]['gt_label'] for i in range(len(dataset))] == [0, 7, 3, 9]

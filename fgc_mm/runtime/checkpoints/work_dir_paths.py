@@ -16,13 +16,12 @@ def is_inside(path: Any, folders: Iterable[Optional[str]]) -> bool:
     ``s3://...``; links are followed."""
     if not isinstance(path, str) or not path or '\0' in path:
         return False
-    tops = [folder.rstrip('/') for folder in folders if folder]
+    tops = [folder for folder in folders if folder]
     if '://' in path:
-        return '..' not in path.split('/') and any(path.startswith(f'{top}/') for top in tops)
-    real, local = (
-        os.path.realpath(path),
-        [os.path.realpath(top) for top in tops if '://' not in top],
-    )
+        inside = any(path.startswith(f'{top.rstrip("/")}/') for top in tops)
+        return inside and '..' not in path.split('/')
+    real = os.path.realpath(path)
+    local = (os.path.realpath(top) for top in tops if '://' not in top)
     return any(real.startswith(top.rstrip(os.sep) + os.sep) for top in local)
 
 

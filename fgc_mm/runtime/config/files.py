@@ -49,6 +49,14 @@ def dicts_in(node: Any, key: str = '') -> Iterator[tuple[str, Any]]:
         yield from dicts_in(value, f'{key}.{name}')
 
 
+def type_name(node: Any) -> str:
+    """The type of a part of a config without its scope, '' if it has none; new-style configs have
+    the class itself."""
+    kind = node.get('type') if isinstance(node, Mapping) else None
+    name = kind if isinstance(kind, str) else getattr(kind, '__name__', '')
+    return name.rpartition('.')[2]
+
+
 def _suggestion(path: Path) -> str:
     near = did_you_mean(str(path), map(str, Path('configs').rglob('*.py')))
     return near or '; the ones that come with fgc_mm are under configs/'

@@ -44,8 +44,8 @@ def guarded_loading(trust: bool = False) -> Iterator[None]:
     before, trusted = (torch.load, serialization.load), _trusted
     torch.load = serialization.load = _load  # type: ignore[assignment]
     _trusted = trust
-    # Not by `weights_only=True`, which could be made to run code before torch 2.6 and can be told
-    # of further types only since then: asked for everywhere, it wants no unpickler but its own.
+    # The list is enforced by an unpickler of ours: before torch 2.6 `weights_only=True` could be
+    # made to run code. This variable has torch refuse every other unpickler, so it is set aside.
     forced = os.environ.pop(_FORCED, None)
     try:
         yield

@@ -65,6 +65,7 @@ def test_inside(tmp_path):
         's3://bucket/run/a.pth',
     ):  # fmt: skip
         assert not is_inside(path, [work]), path
+    assert is_inside('/etc/passwd', ['/'])
     assert is_inside('s3://bucket/run/a.pth', ['s3://bucket/run'])
     assert not is_inside('s3://bucket/run/../a.pth', ['s3://bucket/run'])
     assert not is_inside('s3://bucket/run-2/a.pth', ['s3://bucket/run'])
