@@ -19,7 +19,7 @@ from fgc_mm.analysis.report_runs import ReportRun
 from fgc_mm.datasets import check_dataset_paths
 from fgc_mm.errors import DataError, UsageError
 from fgc_mm.evaluation.summary import add_derived
-from fgc_mm.inference import Picture, export, export_parts
+from fgc_mm.inference import Picture, export
 from fgc_mm.runtime import launch
 from fgc_mm.runtime.config.check import check_run_settings
 from fgc_mm.runtime.first_step import check_classes
@@ -48,13 +48,12 @@ custom_hooks = [dict(type='FGCHook', k=1, source='label')]
 
 
 @pytest.fixture
-def counting(monkeypatch):
+def counting():
     """The package with one more task; what it registers is gone afterwards."""
     import counting
 
     known = dict(tasks.TASKS)
     tasks.register_task(counting.Counting())
-    monkeypatch.setitem(export_parts.MODEL_PARTS, 'counting', counting.dot_part)
     yield counting
     tasks.TASKS.clear()
     tasks.TASKS.update(known)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Optional
 
 import torch
@@ -42,7 +42,3 @@ class GateRecord:
                 for name in ('logits', 'probs', 'mask')
             )
         )
-
-    def detach(self) -> GateRecord:
-        """The same record without a graph."""
-        return replace(self, logits=self.logits.detach(), probs=self.probs.detach())

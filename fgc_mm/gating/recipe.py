@@ -212,7 +212,13 @@ def with_import(cfg: Config) -> dict:
 
 
 def _is_ours(hook: Any) -> bool:
-    return type_name(hook) in ('BudgetHook', 'GatedMACsHook', 'StaticPruningHook')
+    return type_name(hook) in (
+        'BudgetHook',
+        'DistillationHook',
+        'GatedMACsHook',
+        'L0Hook',
+        'StaticPruningHook',
+    )
 
 
 def _loader(cfg: Config) -> Any:

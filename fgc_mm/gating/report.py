@@ -12,6 +12,7 @@ from typing import Any, Optional
 
 import torch
 import torch.nn as nn
+from mmengine.dist import all_reduce
 from mmengine.runner import Runner
 from torch import Tensor
 
@@ -59,9 +60,15 @@ def compare(dense: nn.Module, gated: nn.Module, loader: Iterable) -> dict[str, A
         for part in ('backbone', 'model')
         for kind in ('dense', 'executed')
     }
+    # Several processes share the pictures.
+    found = torch.tensor([same, total, len(macs), *sums.values()], dtype=torch.float64)
+    found = found.to(next(gated.parameters()).device)
+    all_reduce(found)
+    same, total, pictures, *values = found.tolist()
+    sums = dict(zip(sums, values, strict=True))
     return dict(
-        pictures=len(macs),
-        macs={name: value / len(macs) / 1e9 for name, value in sums.items()},
+        pictures=int(pictures),
+        macs={name: value / pictures / 1e9 for name, value in sums.items()},
         share=sums['backbone_executed'] / sums['backbone_dense'],
         agreement=same / total if total else None,
         agreement_of=task.agreement_of,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import os
 import tempfile
 import time
@@ -107,10 +108,10 @@ def gate_checkpoint(
         kept = dict(asdict(plan), steps=steps, minutes=None)
         write_files({work_dir / _PLAN: json.dumps(kept)})
     runner.train()
-    if not is_main_process():
-        return {}, {}
     gated = unwrap(runner.model)
     report = _report(cfg, runner, gated, checkpoint)
+    if not is_main_process():
+        return {}, {}
     report.update(target=plan.target, static=plan.static, steps=steps)
     batch = int(train.train_dataloader.get('batch_size') or 1)
     return _write(cfg, gated, checkpoint, plan, batch, report), report
@@ -168,8 +169,10 @@ def _steps_for(cfg: Config, checkpoint: str, plan: GatePlan) -> int:
         runner, clock = _runner(trial, checkpoint), _Clock()
         runner.register_hook(clock)
         runner.train()
-        for handler in list(runner.logger.handlers):
-            handler.close()
+        for handler in list(runner.logger.handlers):  # the folder will be gone
+            if isinstance(handler, logging.FileHandler):
+                runner.logger.removeHandler(handler)
+                handler.close()
     each = (clock.times[-1] - clock.times[2]) / (len(clock.times) - 3)
     steps = [max(1, int(_FOR_TRAINING * 60 * (plan.minutes or 0) / each))]
     broadcast_object_list(steps)

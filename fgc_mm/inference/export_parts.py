@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,109 +17,16 @@ from torch import Tensor
 from ..errors import UsageError
 from ..gates import find_gates
 from ..tasks import task_of_model
+from ..tasks.exported import Outputs, Part, levels
 
 PARTS = ('model', 'backbone')
-Outputs = dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Part:
-    """A part of a model that can be exported.
-
-    Attributes:
-        name (str): What the file says it is, such as 'classifier'.
-        run (Callable): From the model and B x 3 x H x W to name -> output, by operations that a
-            graph can hold.
-        not_exported (Sequence[str]): What a user would miss.
-        reference (Callable, optional): The same by the model's own way, to compare with.
-            Defaults to None, ``run``.
-    """
-
-    name: str
-    run: Callable[[Any, Tensor], Outputs]
-    not_exported: Sequence[str] = ()
-    reference: Optional[Callable[[Any, Tensor], Outputs]] = None
-
-
-def _levels(name: str, maps: Sequence[Tensor]) -> Outputs:
-    return {f'{name}_{i}': out for i, out in enumerate(maps)}
 
 
 def _backbone(name: str, model: nn.Module, x: Tensor) -> Outputs:
     outs = model.get_submodule(name)(x)
     if isinstance(outs, Mapping):
         return dict(outs)
-    return _levels('feature', [outs] if isinstance(outs, Tensor) else outs)
-
-
-def _classifier(model: Any) -> Part:
-    return Part(
-        'classifier',
-        lambda model, x: dict(scores=model(x, mode='tensor')),
-        ['softmax: `scores` are what it is taken of'],
-    )
-
-
-def _segmentor(model: Any) -> Part:
-    missing = ['the class of each pixel (argmax over `logits`), and scaling back']
-    if (model.test_cfg or {}).get('mode') == 'slide':
-        missing.append('sliding windows: the graph sees the image as a whole')
-    return Part('segmentor', _logits, missing, _logits_of_mmseg)
-
-
-def _logits(model: Any, x: Tensor) -> Outputs:
-    logits = model(x, mode='tensor')
-    # F.interpolate, as mmseg's own resize warns about sizes it cannot know.
-    return dict(logits=F.interpolate(logits, x.shape[2:], None, 'bilinear', model.align_corners))
-
-
-def _logits_of_mmseg(model: Any, x: Tensor) -> Outputs:
-    size = tuple(x.shape[2:])
-    meta = dict(img_shape=size, ori_shape=size, pad_shape=size, padding_size=[0] * 4)
-    return dict(logits=model.encode_decode(x, [meta] * len(x)))
-
-
-def _detector(model: Any) -> Optional[Part]:
-    if getattr(model, 'rpn_head', None) is not None:
-        missing = [
-            'anchors, box decoding and NMS of the RPN',
-            'the RoI head (upstream chooses pyramid levels and proposals in Python)',
-        ]
-        return Part('twostage', _rpn_maps, missing)
-    # A dense head takes feature maps and gives maps; DETR's takes queries. Told by the name of
-    # mmdet's base class, since mmdet is not imported here.
-    if any(kind.__name__ == 'BaseDenseHead' for kind in type(model.bbox_head).__mro__):
-        return Part('singlestage', _dense_maps, ['anchors or points, box decoding and NMS'])
-    return None
-
-
-def _rpn_maps(model: Any, x: Tensor) -> Outputs:
-    feats = model.extract_feat(x)
-    scores, boxes = model.rpn_head(feats)
-    return {
-        **_levels('feature', feats),
-        **_levels('rpn_cls_score', scores),
-        **_levels('rpn_bbox_pred', boxes),
-    }
-
-
-def _dense_maps(model: Any, x: Tensor) -> Outputs:
-    outs = model.bbox_head(model.extract_feat(x))
-    names = [f'head_{i}' for i in range(len(outs))]
-    if len(outs) > 1:  # YOLOv3's has one kind of maps
-        names[:2] = 'cls_score', 'bbox_pred'
-    found: Outputs = {}
-    for name, maps in zip(names, outs, strict=True):
-        found.update(_levels(name, maps))
-    return found
-
-
-MODEL_PARTS: dict[str, Callable[[Any], Optional[Part]]] = {
-    'classification': _classifier,
-    'detection': _detector,
-    'segmentation': _segmentor,
-}
-"""Name of a task -> what a model of it is exported as, None if it cannot be."""
+    return levels('feature', [outs] if isinstance(outs, Tensor) else outs)
 
 
 def backbone_name(model: nn.Module) -> str:
@@ -143,8 +50,7 @@ def find_part(model: nn.Module, part: str = 'model') -> Part:
     backbone = backbone_name(model)
     if part == 'backbone' or not backbone:
         return Part('backbone', partial(_backbone, backbone))
-    find = MODEL_PARTS.get(task_of_model(model).name)
-    found = find(model) if find is not None else None
+    found = task_of_model(model).exported(model)
     if found is None:
         raise UsageError(
             f'the model {type(model).__name__} is no segmentor, classifier, nor detector with an '

@@ -11,7 +11,7 @@ import torch.nn as nn
 from torch import Tensor
 
 from ..errors import UsageError
-from .recorder import Call, LayerRecorder
+from .layer_recorder import Call, LayerRecorder
 
 
 class BackboneShare(LayerRecorder):

@@ -11,7 +11,7 @@ import torch
 import torch.nn as nn
 
 from ..sites import Site
-from .recorder import LayerRecorder
+from .layer_recorder import LayerRecorder
 from .switches import Side, switches_at
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..gates import GateRecord
 from .formulas import open_share
 from .image_macs import ImageMACs
-from .recorder import LayerRecorder
+from .layer_recorder import LayerRecorder
 
 
 class MACsTracer(LayerRecorder):

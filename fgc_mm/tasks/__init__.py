@@ -2,8 +2,7 @@
 """What differs between detection, segmentation and classification: one adapter each.
 
 Everything else of fgc_mm asks these. One more task is a subclass of :class:`Task`, made known by
-:func:`register_task`: here, or in a module of your own that the config imports. To export its
-networks it has an entry in ``MODEL_PARTS`` of :mod:`fgc_mm.inference.export_parts`, too.
+:func:`register_task`: here, or in a module of your own that the config imports.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torchvision.ops import box_iou
 
+from .exported import Part, classifier, detector, segmentor
 from .task import Predict, Task
 
 
@@ -93,6 +94,9 @@ class Detection(Task):
                     if isinstance(one, dict):
                         few(one)
 
+    def exported(self, model: Any) -> Optional[Part]:
+        return detector(model)
+
     def agreement(self, ours: Any, theirs: Any) -> tuple[float, float]:
         one, other = (
             found[found.scores >= self.shown]
@@ -167,6 +171,9 @@ class Segmentation(Task):
             samples.append(sample)
         return samples
 
+    def exported(self, model: Any) -> Part:
+        return segmentor(model)
+
     def agreement(self, ours: Any, theirs: Any) -> tuple[float, float]:
         one, other = (sample.pred_sem_seg.data for sample in (ours, theirs))
         return float((one == other).sum()), float(one.numel())
@@ -228,6 +235,9 @@ class Classification(Task):
 
         shapes = _shapes(height, width)
         return [DataSample(metainfo=shapes).set_gt_label(0) for _ in range(count)]
+
+    def exported(self, model: Any) -> Part:
+        return classifier(model)
 
     def agreement(self, ours: Any, theirs: Any) -> tuple[float, float]:
         return float(ours.pred_label.equal(theirs.pred_label)), 1.0

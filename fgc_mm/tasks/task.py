@@ -9,6 +9,7 @@ from typing import Any, Optional
 import numpy as np
 
 from ..errors import UsageError
+from .exported import Part
 
 Predict = Callable[[str], Any]
 """From the file of a picture to its data sample."""
@@ -110,6 +111,14 @@ class Task:
 
     def undemanding(self, model: Any) -> None:
         """Have a model predict a few things whatever it sees, so that all of its layers run."""
+
+    def exported(self, model: Any) -> Optional[Part]:
+        """What a model of the task is exported as.
+
+        Returns:
+            Part, optional: None if it has no outputs that a graph can hold.
+        """
+        return None
 
     def agreement(self, ours: Any, theirs: Any) -> tuple[float, float]:
         """How far two predictions for a picture are the same: how many parts agree, of how many."""

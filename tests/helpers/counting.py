@@ -15,8 +15,8 @@ from mmengine.model import BaseModel
 from mmengine.registry import DATASETS, HOOKS, METRICS, MODELS, TRANSFORMS
 from mmengine.structures import BaseDataElement
 
-from fgc_mm.inference.export_parts import Part
 from fgc_mm.tasks import Task
+from fgc_mm.tasks.exported import Part
 
 MOST = 3
 
@@ -108,10 +108,6 @@ class DotPainter(Hook):
             draw(sample, Path(self.folder, Path(sample.img_path).name))
 
 
-def dot_part(model):
-    return Part('counter', lambda model, x: dict(counts=model(x)))
-
-
 class Counting(Task):
     """All that fgc_mm has to be told."""
 
@@ -126,6 +122,9 @@ class Counting(Task):
     metrics = ('dots/MAE', 'dots/exact')
     falling = ('dots/MAE',)
     index_names = {'dots/exact': ('Exact', 100.0)}
+
+    def exported(self, model):
+        return Part('counter', lambda model, x: dict(counts=model(x)))
 
     def fill_loader(self, loader):
         loader.setdefault('sampler', dict(type='DefaultSampler', shuffle=False))

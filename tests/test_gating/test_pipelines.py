@@ -26,7 +26,7 @@ def pictures(demo_root):
         (
             'mmdet',
             'yolox/yolox_tiny_8xb8-300e_coco.py',
-            ['LoadAnnotations', 'Mosaic', 'MixUp', 'FilterAnnotations'],
+            ['LoadAnnotations', 'Mosaic', 'FilterAnnotations'],
         ),
         ('mmseg', 'pspnet/pspnet_r50-d8_4xb2-40k_cityscapes-512x1024.py', ['LoadAnnotations']),
         ('mmpretrain', 'resnet/resnet18_8xb32_in1k.py', []),

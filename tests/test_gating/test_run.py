@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn as nn
 from forget import forget_runs
 from mmengine.config import Config
+from mmengine.model import BaseModule
 from mmengine.registry import MODELS, init_default_scope
 
 DEMOS = ('resnet18_digits', 'faster_rcnn_r18_digits', 'pspnet_r18_digits')
@@ -214,14 +216,28 @@ def test_a_checkpoint_of_another_network(gate, tmp_path):
     assert not list(stem.parent.glob('*_gated*'))
 
 
+@MODELS.register_module()
+class OneLayer(BaseModule):
+    """Its output is the network's, so all of it is needed."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 128, 3)
+
+    def forward(self, x):
+        return (self.conv(x),)
+
+
 def test_a_network_without_sites(run_tool, demo_root, tmp_path):
-    (tmp_path / 'lenet.py').write_text(
+    (tmp_path / 'one.py').write_text(
         f"_base_ = '{os.getcwd()}/configs/demo/resnet18_digits.py'\n"
-        "model = dict(backbone=dict(_delete_=True, type='mmengine.BaseModule'))\n"
+        "model = dict(backbone=dict(_delete_=True, type='OneLayer'))\n"
     )
-    torch.save(dict(state_dict={}), tmp_path / 'dense.pth')
+    dense_checkpoint(tmp_path / 'one.py', tmp_path / 'dense.pth')
     code, _, err = run_tool(
-        'gate', tmp_path / 'lenet.py', tmp_path / 'dense.pth', *QUICK, '--work-dir',
+        'gate', tmp_path / 'one.py', tmp_path / 'dense.pth', *QUICK, '--work-dir',
         tmp_path / 'work', '--pictures', Path(demo_root, 'classification/train'),
     )  # fmt: skip
-    assert code == 2 and err.count('error:') == 1, err
+    assert code == 2 and err.count('error:') == 1
+    assert 'OneLayer has no site to put a gate on' in err
+    assert not list((tmp_path / 'work').glob('*_gated*'))

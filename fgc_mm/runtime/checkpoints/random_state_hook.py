@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import logging
 import random
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Optional
 
 import numpy as np
@@ -65,6 +67,8 @@ class RandomStateHook(Hook):
             )
         else:
             _set_state(states[get_rank()], loader.generator)
+            restore = partial(_set_state, states[get_rank()], loader.generator)
+            _restore_after_skipping(runner, restore)
         seed = loaded.get('sampler_seed') if loaded is not None else None
         if seed is not None and hasattr(_sampler(loader), 'seed'):
             _sampler(loader).seed = seed
@@ -106,6 +110,42 @@ class RandomStateHook(Hook):
 
     def _gather(self, runner: Runner) -> None:
         self._gathered = self._iters, all_gather_object(_get_state(_generator(runner)))
+
+
+class _Skipping:
+    """The iterator of an iteration-based loop that is resumed. Loading the batches it skips draws
+    from the generators: their states are restored before the first batch to train on.
+
+    Args:
+        loop (Any): The loop, which gets its own iterator back then.
+        skipped (int): How many batches it loads to skip them, without :meth:`skip_iter`.
+        restore (Callable): Sets the states.
+    """
+
+    def __init__(self, loop: Any, skipped: int, restore: Callable[[], None]) -> None:
+        self.loop, self.skipped, self.restore = loop, skipped, restore
+        self.inner = loop.dataloader_iterator
+
+    def skip_iter(self, count: int) -> None:
+        self.inner.skip_iter(count)
+
+    def __next__(self) -> Any:
+        if self.skipped:
+            self.skipped -= 1
+        else:
+            self.restore()
+            self.loop.dataloader_iterator = self.inner
+        return next(self.inner)
+
+
+def _restore_after_skipping(runner: Runner, restore: Callable[[], None]) -> None:
+    """Have an iteration-based loop restore random states after it has skipped batches."""
+    loop: Any = runner.train_loop
+    inner = getattr(loop, 'dataloader_iterator', None)
+    if inner is not None:
+        # Newer versions of mmengine skip by a call of its own, older ones batch by batch.
+        skipped = 0 if hasattr(inner, 'skip_iter') else runner.iter
+        loop.dataloader_iterator = _Skipping(loop, skipped, restore)
 
 
 def _sampler(loader: Any) -> Any:
