@@ -26,17 +26,7 @@ def deploy(monkeypatch):
 def test_measures_once_and_goes_on(deploy, tmp_path, monkeypatch, capsys):
     out = tmp_path / 'deploy.json'
     monkeypatch.setitem(sys.modules, 'openvino', None)
-    options = [
-        '--networks',
-        'resnet18',
-        '--open',
-        '0.5',
-        '--repeats',
-        '1',
-        '--threads',
-        '1',
-        '--out',
-    ]
+    options = ['--networks', 'resnet18', '--open', '0.5', '--repeats', '1', '--threads', '1']
     engines = ['--engines', 'pytorch', 'onnxruntime', 'openvino', 'ours']
     deploy.main([*options, '--sizes', '64', '--out', str(out), *engines])
     text = capsys.readouterr().out
